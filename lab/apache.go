@@ -17,15 +17,15 @@ import (
 // ApacheServers describes the servers with the application apache or mediawiki. Both run Apache's
 // MPM prefork, in which each worker is a process.
 type ApacheServers struct {
-	// Workers is the number of connections that a server serves at a time (MaxRequestWorkers). All
-	// workers start with the server.
+	// Workers is the number of connections that a server serves at the same time
+	// (MaxRequestWorkers). All workers start with the server.
 	Workers int `yaml:"workers" range:"1 to 4096"`
 	// Backlog is the length of the kernel's accept queue (ListenBacklog).
 	Backlog int `yaml:"backlog" range:"1 to 4096"`
-	// CPUs limits the CPU time of each server's application: 0.5 is half of one CPU. At 0, there is
-	// no limit.
+	// CPUs limits the CPU time of each server's application: 0.5 is half of one CPU. 0 means no
+	// limit.
 	CPUs float64 `yaml:"cpus,omitempty"`
-	// Exceptions are the differences of single servers.
+	// Exceptions change settings on single servers.
 	Exceptions []ApacheException `yaml:"exceptions,omitempty"`
 }
 
@@ -35,7 +35,7 @@ type ApacheException struct {
 	CPUs   float64 `yaml:"cpus"`
 }
 
-// CPUsOf returns the limit of the CPU time of a server, or 0 if there is no limit.
+// CPUsOf returns the limit of the CPU time of the server with this name, or 0 if there is no limit.
 func (a ApacheServers) CPUsOf(server string) float64 {
 	i := slices.IndexFunc(a.Exceptions, func(x ApacheException) bool { return x.Server == server })
 	if i < 0 {
@@ -44,7 +44,7 @@ func (a ApacheServers) CPUsOf(server string) float64 {
 	return a.Exceptions[i].CPUs
 }
 
-// problems calls fail for every problem of the settings, with the path of the field.
+// problems calls fail for every setting that is out of range, with the path of the field.
 func (a ApacheServers) problems(fail func(path string, value any, format string, args ...any)) {
 	inRange := func(path string, value int) {
 		if value < 1 || value > 4096 {
@@ -64,10 +64,10 @@ func (a ApacheServers) problems(fail func(path string, value any, format string,
 	}
 }
 
-// runsApache tells whether the application is Apache, alone or with others.
+// runsApache tells whether Apache serves the application's requests.
 func (a Application) runsApache() bool { return a == Apache || a == MediaWiki }
 
-// cpus returns the CPUs that the node's application may use, or 0 if there is no limit.
+// cpus returns the limit of the CPU time of the node's application, in CPUs, or 0 if there is none.
 func (n *Node) cpus() float64 {
 	if n.Application.runsApache() {
 		return n.lab.Topology.Apache.CPUsOf(n.Name)
@@ -80,18 +80,21 @@ func (n *Node) apacheCommand() []string {
 	return []string{"apache2", "-f", n.configPath("apache.conf"), "-D", "FOREGROUND"}
 }
 
-// apacheFiles is what the configuration of Apache names.
+// apacheFiles has the values that the template apache.conf uses.
 type apacheFiles struct {
 	serverFiles
 	ApacheServers
 	Scoreboard string
-	WorkScript string // uses as much CPU time as a request says
-	// With MediaWiki: Apache's module for PHP, MediaWiki's configuration and programs, and their
-	// path in URLs.
-	PHPModule, Settings, MediaWiki, WikiPath string
+	WorkScript string // uses as much CPU time as a request asks for
+
+	// The following are empty unless the server runs MediaWiki.
+	PHPModule string // Apache's module for PHP
+	Settings  string // MediaWiki's configuration
+	MediaWiki string // the directory of MediaWiki's programs
+	WikiPath  string // the path of these programs in URLs
 }
 
-// writeApacheConfig writes what the node's Apache reads.
+// writeApacheConfig writes the files that the node's Apache reads.
 func (n *Node) writeApacheConfig() error {
 	files := apacheFiles{
 		serverFiles: n.serverFiles(), ApacheServers: n.lab.Topology.Apache,
@@ -106,7 +109,7 @@ func (n *Node) writeApacheConfig() error {
 		files.MediaWiki, files.WikiPath = mediaWiki, wiki.Path
 	}
 	return errors.Join(
-		// Apache refuses to serve as root. So its workers cannot write to root's directories.
+		// Workers of Apache run as www-data, and store uploads in this directory.
 		os.Chmod(n.lab.path(n.Name, "upload"), 0o777),
 		os.WriteFile(n.lab.path(n.Name, "name"), []byte(n.Name+"\n"), 0o644),
 		os.WriteFile(n.lab.path(n.Name, "healthz"), []byte("ok\n"), 0o644),
@@ -118,18 +121,19 @@ func (n *Node) writeApacheConfig() error {
 // scoreboard returns the path of the ScoreBoardFile of the node's Apache.
 func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
-// apacheLoad returns the load source with the path and the workers of the node's Apache, unless the
-// source has its own.
+// apacheLoad completes a load source: if its path or its number of workers is not set, they are
+// those of the node's Apache.
 func (n *Node) apacheLoad(s desired.Source) desired.Source {
 	s.Path = cmp.Or(s.Path, n.scoreboard())
 	s.Workers = cmp.Or(s.Workers, uint32(n.lab.Topology.Apache.Workers))
 	return s
 }
 
-// limitsSet is the name of the set of control groups of a lab. The groups are named after servers.
+// limitsSet returns the name of a lab's set of control groups. Each group in it has the name of a
+// server.
 func limitsSet(lab string) string { return "segue-lab-" + lab }
 
-// limitCPUs makes the control groups of the servers whose CPU time is limited.
+// limitCPUs makes a control group for each server with a limit of CPU time.
 func (l *Lab) limitCPUs() error {
 	for _, n := range l.Nodes {
 		cpus := n.cpus()
@@ -147,7 +151,8 @@ func (l *Lab) limitCPUs() error {
 	return nil
 }
 
-// removeCPULimits removes the control groups of a lab.
+// removeCPULimits removes the control groups of a lab. It does nothing on a machine without control
+// groups.
 func removeCPULimits(lab string) error {
 	groups, err := cpulimit.Find()
 	if errors.Is(err, cpulimit.ErrNone) {
@@ -159,7 +164,7 @@ func removeCPULimits(lab string) error {
 	return groups.Remove(limitsSet(lab))
 }
 
-// limited returns the command that runs a command in the node's control group.
+// limited returns a command that runs the given command in the node's control group.
 func (n *Node) limited(command []string) ([]string, error) {
 	groups, err := cpulimit.Find()
 	if err != nil {

@@ -14,25 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capture is a recording of the packets that pass an interface.
+// Capture is a running recording of packets. Node.Capture starts it.
 type Capture struct {
 	socket *os.File
 	done   chan error
 }
 
-// captureBuffer is the size, in bytes, of the kernel's queue for times when the reader does not
-// run. The kernel counts a whole page for every packet that was sent by XDP, however short the
-// packet is.
+// captureBuffer is the size of the socket's receive buffer, in bytes. It is large because the
+// reader may not run for a while, and because the kernel counts a whole page for each packet that
+// was sent by XDP, however short the packet is.
 const captureBuffer = 512 << 20
 
-// Every is the name for all interfaces of a node in Capture. A packet that the node forwards is
+// Every stands for all interfaces of a node in Node.Capture. A packet that the node forwards is
 // then recorded twice: on arrival and on departure.
 const Every = ""
 
-// Capture starts to write all packets of one of the node's interfaces, in both directions, to w as
-// a pcap file, in the order in which they pass, with the kernel's times. The recording has begun
-// when Capture returns. Packets that a node sends by XDP do not pass the node's own packet sockets:
-// capture those at the node's port of the fabric.
+// Capture starts to record all packets of one of the node's interfaces, in both directions. It
+// writes them to w as a pcap file, in the order in which they pass, with the kernel's times. The
+// recording has begun when Capture returns. Packets that a node sends by XDP do not pass packet
+// sockets on the node: capture them at the fabric's port of the node.
 func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	c := &Capture{done: make(chan error, 1)}
 	err := n.Do(func() (err error) {
@@ -42,12 +42,13 @@ func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: capture on %s: %w", n.Name, ifname, err)
 	}
-	// The file header of draft-ietf-opsawg-pcap with nanoseconds: magic, version 2.4, two unused
-	// fields, length limit, LINKTYPE_ETHERNET.
-	header := binary.NativeEndian.AppendUint32(nil, 0xa1b23c4d)
-	header = binary.NativeEndian.AppendUint16(header, 2)
-	header = binary.NativeEndian.AppendUint16(header, 4)
-	for _, field := range []uint32{0, 0, maxPacket, 1} {
+	// The file header (draft-ietf-opsawg-pcap): the magic number for times in nanoseconds, the
+	// version 2.4, two unused fields, the largest length of a packet, and the link type.
+	const magic, major, minor, ethernet = 0xa1b23c4d, 2, 4, 1
+	header := binary.NativeEndian.AppendUint32(nil, magic)
+	header = binary.NativeEndian.AppendUint16(header, major)
+	header = binary.NativeEndian.AppendUint16(header, minor)
+	for _, field := range []uint32{0, 0, maxPacket, ethernet} {
 		header = binary.NativeEndian.AppendUint32(header, field)
 	}
 	if _, err := w.Write(header); err != nil {
@@ -57,11 +58,12 @@ func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	return c, nil
 }
 
-// maxPacket is the length of the longest packet, in bytes. GSO packets are longer than any link
-// allows.
+// maxPacket is more than the length of the longest packet, in bytes. GSO packets are longer than
+// the MTU.
 const maxPacket = 256 << 10
 
-// packetSocket opens a non-blocking socket that receives all packets of an interface.
+// packetSocket opens a non-blocking socket that receives all packets of an interface, or of all
+// interfaces if ifname is Every.
 func packetSocket(ifname string) (*os.File, error) {
 	ifindex := 0
 	if ifname != Every {
@@ -77,6 +79,7 @@ func packetSocket(ifname string) (*os.File, error) {
 		return nil, err
 	}
 	socket := os.NewFile(uintptr(fd), "packet socket on "+ifname)
+	// ETH_P_ALL in network byte order.
 	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer),
@@ -89,8 +92,8 @@ func packetSocket(ifname string) (*os.File, error) {
 	return socket, nil
 }
 
-// timestamp returns the time at which a packet passed the interface, by the kernel's clock. The
-// reader may have been late.
+// timestamp returns the time at which a packet passed the interface, from the control messages of
+// the socket. Without such a message it returns the present time.
 func timestamp(control []byte) time.Time {
 	messages, _ := unix.ParseSocketControlMessage(control)
 	for _, m := range messages {
@@ -103,7 +106,7 @@ func timestamp(control []byte) time.Time {
 	return time.Now()
 }
 
-// record copies packets until the socket's read deadline has passed and its queue is empty.
+// record writes packets to w until the socket's read deadline has passed and its queue is empty.
 func (c *Capture) record(w io.Writer) error {
 	raw, err := c.socket.SyscallConn()
 	if err != nil {
@@ -118,9 +121,10 @@ func (c *Capture) record(w io.Writer) error {
 		}
 		errWait := raw.Read(receive)
 		if errors.Is(errWait, os.ErrDeadlineExceeded) {
-			// After the deadline, raw.Read ignores the queue.
+			// After the deadline, raw.Read no longer calls receive. The queue may still have
+			// packets.
 			errWait = raw.Control(func(fd uintptr) { receive(fd) })
-			if errors.Is(err, unix.EAGAIN) {
+			if errors.Is(err, unix.EAGAIN) { // the queue is empty
 				return nil
 			}
 		}
@@ -138,8 +142,8 @@ func (c *Capture) record(w io.Writer) error {
 	}
 }
 
-// Stop ends the recording after the packets that have passed so far. It returns an error if the
-// kernel dropped packets.
+// Stop ends the recording, after it has written all packets that have passed so far. It returns an
+// error if the kernel dropped packets, because the buffer was full.
 func (c *Capture) Stop() error {
 	err := c.socket.SetReadDeadline(time.Now())
 	err = errors.Join(err, <-c.done)
@@ -147,7 +151,8 @@ func (c *Capture) Stop() error {
 	err = errors.Join(err, errRaw)
 	if err == nil {
 		err = raw.Control(func(fd uintptr) {
-			stats, errStats := unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
+			stats, errStats := unix.GetsockoptTpacketStats(
+				int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
 			switch {
 			case errStats != nil:
 				errRaw = errStats

@@ -18,20 +18,22 @@ import (
 )
 
 const (
-	// delayName is the TAP interface for packets that other packets are to overtake.
+	// delayName is the TAP interface on the fabric for packets that are kept back, so that later
+	// packets overtake them.
 	delayName = "delay"
-	// delayTime is how long these packets are kept back. A busy flow sends many packets in this
-	// time. It is short compared to the timeouts of transport protocols.
+	// delayTime is how long these packets are kept back: long enough for a busy flow to send many
+	// packets meanwhile, and short compared to the timeouts of transport protocols.
 	delayTime = 2 * time.Millisecond
-	// returnTimeout is how long the process may pause before its packets count as lost.
+	// returnTimeout is how long the process may send back nothing before the packets that it keeps
+	// count as lost.
 	returnTimeout = time.Second
-	// delayQueue is how many packets may wait while the process does not run.
+	// delayQueue is how many packets may wait in the interface while the process does not run.
 	delayQueue = 100_000
 )
 
-// Delay makes a TAP interface and sends each received frame back after 2 ms. It notifies when it is
-// ready, as sd_notify(3) describes. It returns when the context ends; frames that it still has are
-// lost.
+// Delay makes a TAP interface, and sends each frame that it receives back after delayTime. It sends
+// a notification when it is ready, as sd_notify(3) describes. It returns when the context ends.
+// Frames that it has received and not sent back are then lost.
 func Delay(ctx context.Context, name string) error {
 	tap, err := openTAP(name)
 	if err != nil {
@@ -43,6 +45,7 @@ func Delay(ctx context.Context, name string) error {
 	}
 	frames := make(chan frame, 1024) // further frames wait in the interface's queue
 	group, groupCtx := errgroup.WithContext(ctx)
+	// The read deadline ends the read in receive.
 	stop := context.AfterFunc(groupCtx, func() { tap.SetReadDeadline(time.Now()) })
 	defer stop()
 	group.Go(func() error {
@@ -56,13 +59,13 @@ func Delay(ctx context.Context, name string) error {
 	return nil
 }
 
-// frame is a frame and the time at which it is sent back.
+// frame is a received frame, and the time at which it is to be sent back.
 type frame struct {
 	due  time.Time
 	data []byte
 }
 
-// receive reads frames until the context ends. The end of the context sets the read deadline.
+// receive puts frames from the interface into the channel, until the context ends.
 func receive(ctx context.Context, tap *os.File, frames chan<- frame) error {
 	buf := make([]byte, maxPacket)
 	for {
@@ -89,8 +92,9 @@ func sendBack(tap *os.File, frames <-chan frame) error {
 	return nil
 }
 
-// openTAP makes a TAP interface, which exists while the file is open. It has no offloads, so the
-// kernel segments packets and computes their checksums before they are read.
+// openTAP makes a TAP interface, which exists while the file is open. The interface has no
+// offloads, so the kernel segments packets and completes their checksums before it passes them to a
+// reader.
 func openTAP(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -101,7 +105,8 @@ func openTAP(name string) (*os.File, error) {
 		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
 	}
-	tap := os.NewFile(uintptr(fd), "TAP interface "+name) // pollable only once it is an interface
+	// os.NewFile must come after TUNSETIFF: before, the descriptor cannot be polled.
+	tap := os.NewFile(uintptr(fd), "TAP interface "+name)
 	if err == nil {
 		err = bringUp(name)
 	}
@@ -111,6 +116,7 @@ func openTAP(name string) (*os.File, error) {
 	return tap, nil
 }
 
+// bringUp sets the length of an interface's queue to delayQueue, and sets the interface up.
 func bringUp(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -27,10 +27,12 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// Numbers of transfers per service. They show how connections spread, and include large transfers.
+// transferCounts are the numbers of downloads, and of uploads, of each size to a TCP service. Many
+// small ones show how connections spread over servers; the large ones test long connections.
 var transferCounts = map[Size]int{1e3: 16, 100e3: 6, 1e6: 3, 10e6: 1}
 
 const (
+	// datagramCount is the number of datagrams to a UDP service.
 	datagramCount = 40
 	datagramSize  = Size(1200)
 	// serviceWorkers is the number of simultaneous requests to a service.
@@ -40,7 +42,7 @@ const (
 	transferTimeout = 15 * time.Second
 )
 
-// direction is the direction of a check's data.
+// direction is the direction in which a check transfers data. echo is both directions.
 type direction string
 
 const (
@@ -49,17 +51,18 @@ const (
 	echo     direction = "echo"
 )
 
-// check is one connection of the demo, or one datagram for UDP, and its result.
+// check is one request of the demo, and its result. To a TCP service it is a download or an upload
+// on a connection of its own. To a UDP service it is a datagram, which the server echoes.
 type check struct {
 	number    int
 	service   Service
 	direction direction
 	size      Size
-	server    string // that answered; empty if none did
+	server    string // the name of the server that answered; empty if none did
 	err       error
 }
 
-// bytes returns the number of bytes that were transferred correctly.
+// bytes returns the number of bytes that the check has transferred correctly.
 func (c check) bytes() int {
 	switch {
 	case c.err != nil:
@@ -70,7 +73,7 @@ func (c check) bytes() int {
 	return int(c.size)
 }
 
-// demo is one run of Lab.Demo.
+// demo is the state of one run of Lab.Demo.
 type demo struct {
 	lab    *Lab
 	client http.Client
@@ -78,7 +81,8 @@ type demo struct {
 }
 
 // giveUpAfter is the number of failures after which the remaining checks of a service are left out.
-// Otherwise a service that does not work at all would wait for all timeouts.
+// Otherwise, if a service does not work at all, the demo would wait for the timeouts of all its
+// checks.
 const giveUpAfter = 4
 
 var errNotTried = errors.New("not tried")
@@ -88,7 +92,8 @@ var errNotTried = errors.New("not tried")
 func (l *Lab) Demo(ctx context.Context) (*DemoResult, error) {
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
-	l.progress(fmt.Sprintf("Sending %s, each on its own connection.", wording.Count(len(d.checks), "request")))
+	l.progress(fmt.Sprintf("Sending %s, each on its own connection.",
+		wording.Count(len(d.checks), "request")))
 	before, err := l.balancerTraffic()
 	if err != nil {
 		return nil, err
@@ -111,10 +116,10 @@ func (l *Lab) Demo(ctx context.Context) (*DemoResult, error) {
 	return d.result(after, offers), nil
 }
 
-// checks returns all checks of the demo.
+// checks returns all checks of the demo, service by service.
 func (l *Lab) checks() []check {
 	var checks []check
-	add := func(c check, times int) {
+	add := func(times int, c check) {
 		for range times {
 			c.number = len(checks)
 			checks = append(checks, c)
@@ -122,28 +127,30 @@ func (l *Lab) checks() []check {
 	}
 	for _, s := range l.Topology.Services {
 		if s.Protocol == desired.UDP {
-			add(check{service: s, direction: echo, size: datagramSize}, datagramCount)
+			add(datagramCount, check{service: s, direction: echo, size: datagramSize})
 			continue
 		}
 		for _, size := range Sizes {
-			add(check{service: s, direction: download, size: size}, transferCounts[size])
-			add(check{service: s, direction: upload, size: size}, transferCounts[size])
+			add(transferCounts[size], check{service: s, direction: download, size: size})
+			add(transferCounts[size], check{service: s, direction: upload, size: size})
 		}
 	}
 	return checks
 }
 
-// run runs the checks, of all services at the same time.
+// run runs all checks. It runs those of different services at the same time.
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
-		next := slices.IndexFunc(rest, func(c check) bool { return c.service.Name != rest[0].service.Name })
-		if next < 0 {
-			next = len(rest)
+		end := slices.IndexFunc(rest, func(c check) bool {
+			return c.service.Name != rest[0].service.Name
+		})
+		if end < 0 {
+			end = len(rest)
 		}
-		checks := rest[:next]
-		wait.Go(func() { d.runService(ctx, checks) })
-		rest = rest[next:]
+		ofService := rest[:end]
+		wait.Go(func() { d.runService(ctx, ofService) })
+		rest = rest[end:]
 	}
 	wait.Wait()
 }
@@ -174,6 +181,7 @@ func (d *demo) runService(ctx context.Context, checks []check) {
 	wait.Wait()
 }
 
+// do runs one check and stores its result.
 func (d *demo) do(ctx context.Context, c *check) {
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
@@ -187,7 +195,8 @@ func (d *demo) do(ctx context.Context, c *check) {
 	}
 }
 
-// request sends an HTTP request on a connection of its own. It returns the server that answered.
+// request sends an HTTP request on a connection of its own. It returns the name of the server that
+// answered, and the body. It returns an error unless the response has the expected status.
 func (d *demo) request(req *http.Request, status int) (server string, body []byte, err error) {
 	resp, err := d.client.Do(req)
 	if err != nil {
@@ -208,6 +217,7 @@ func (d *demo) request(req *http.Request, status int) (server string, body []byt
 	return server, body, nil
 }
 
+// download requests the file of the check's size.
 func (d *demo) download(ctx context.Context, c *check) (server string, err error) {
 	target := fmt.Sprintf("http://%s/%s", c.service.Address(), c.size)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
@@ -221,6 +231,7 @@ func (d *demo) download(ctx context.Context, c *check) (server string, err error
 	return server, compare(body, Content(c.size))
 }
 
+// upload sends a file, compares the one that the server has stored, and removes it.
 func (d *demo) upload(ctx context.Context, c *check) (server string, err error) {
 	content := Content(c.size)
 	name := fmt.Sprintf("demo-%d", c.number)
@@ -233,11 +244,12 @@ func (d *demo) upload(ctx context.Context, c *check) (server string, err error) 
 	if err != nil {
 		return server, err
 	}
-	stored, err := os.ReadFile(d.lab.Node(server).UploadPath(name))
+	path := d.lab.Node(server).UploadPath(name)
+	stored, err := os.ReadFile(path)
 	if err != nil {
 		return server, fmt.Errorf("check the stored file: %w", err)
 	}
-	return server, errors.Join(compare(stored, content), os.Remove(d.lab.Node(server).UploadPath(name)))
+	return server, errors.Join(compare(stored, content), os.Remove(path))
 }
 
 // compare returns an error unless the received bytes equal the sent ones in length and SHA-256.
@@ -246,11 +258,13 @@ func compare(arrived, sent []byte) error {
 		return fmt.Errorf("received %d of %d bytes", len(arrived), len(sent))
 	}
 	if a, s := sha256.Sum256(arrived), sha256.Sum256(sent); a != s {
-		return fmt.Errorf("the received bytes differ from the sent bytes: SHA-256 %x…, want %x…", a[:4], s[:4])
+		return fmt.Errorf("the received bytes differ from the sent bytes: SHA-256 %x…, want %x…",
+			a[:4], s[:4])
 	}
 	return nil
 }
 
+// echo sends a datagram, and compares the server's answer.
 func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
 	conn, err := d.lab.Node("client").Dial(ctx, "udp", c.service.Address().String())
 	if err != nil {
@@ -275,12 +289,13 @@ func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
 	return server, compare([]byte(reply), content)
 }
 
-// traffic is the traffic that a balancer received.
+// traffic counts the traffic that a balancer has received.
 type traffic struct {
 	packets, bytes uint64
-	placed         map[desired.Protocol]uint64 // new flows; empty in a bare lab
+	placed         map[desired.Protocol]uint64 // flows that it has placed; empty in a bare lab
 }
 
+// since returns the difference to an earlier count. It changes the map of t.
 func (t traffic) since(before traffic) traffic {
 	t.packets -= before.packets
 	t.bytes -= before.bytes
@@ -312,8 +327,8 @@ func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 	return received, err
 }
 
-// placedFlows reads the number of flows that a balancer has placed from the tables of its data
-// path.
+// placedFlows returns the number of flows that a balancer has placed. It reads them from the maps
+// of the balancer's data path.
 func (l *Lab) placedFlows(name string) (map[desired.Protocol]uint64, error) {
 	placed := make(map[desired.Protocol]uint64)
 	if l.Topology.Bare {
@@ -336,17 +351,17 @@ func (l *Lab) placedFlows(name string) (map[desired.Protocol]uint64, error) {
 	return placed, nil
 }
 
-// DemoResult is what a demo has counted. Bytes are those of files and datagrams that were
-// transferred correctly.
+// DemoResult has the counts of a demo. Bytes, here and in DemoService and DemoServer, counts the
+// bytes of files and datagrams that were transferred correctly.
 type DemoResult struct {
 	Requests  int            `json:"requests"`
 	Failed    int            `json:"failed"`
 	Bytes     int            `json:"bytes"`
 	Services  []DemoService  `json:"services"` // in the order of the topology
 	Servers   []DemoServer   `json:"servers"`
-	Offers    []Offers       `json:"offers"` // of services that hunt
+	Offers    []Offers       `json:"offers"` // of services with placement hunt
 	Balancers []DemoBalancer `json:"balancers"`
-	Failures  []string       `json:"failures"` // each kind once
+	Failures  []string       `json:"failures"` // in words; equal ones once
 }
 
 // DemoService counts the requests to a service.
@@ -358,10 +373,10 @@ type DemoService struct {
 	Requests      int                   `json:"requests"`
 	Failed        int                   `json:"failed"`
 	Bytes         int                   `json:"bytes"`
-	Servers       []string              `json:"servers"` // those that have answered
+	Servers       []string              `json:"servers"` // the names of those that have answered
 }
 
-// DemoServer counts the requests that a server has answered.
+// DemoServer counts the requests that a server has answered. A request over TCP is a connection.
 type DemoServer struct {
 	Name        string `json:"name"`
 	Connections int    `json:"tcp_connections"`
@@ -369,18 +384,22 @@ type DemoServer struct {
 	Bytes       int    `json:"bytes"`
 }
 
-// DemoBalancer counts what a balancer has received.
+// DemoBalancer counts what a balancer has received. Connections and Flows are those that the
+// balancer has placed, and 0 in a bare lab.
 type DemoBalancer struct {
 	Name        string `json:"name"`
-	Connections uint64 `json:"tcp_connections"` // placed; 0 in a bare lab, like Flows
+	Connections uint64 `json:"tcp_connections"`
 	Flows       uint64 `json:"udp_flows"`
 	Packets     uint64 `json:"packets"`
-	Bytes       uint64 `json:"bytes"` // of layer 2
+	Bytes       uint64 `json:"bytes"` // of the packets with their Ethernet headers
 }
 
-// result adds the checks up.
+// result adds up the checks. received is the traffic of each balancer during the demo.
 func (d *demo) result(received map[string]traffic, offers []Offers) *DemoResult {
-	r := &DemoResult{Requests: len(d.checks), Offers: append([]Offers{}, offers...), Failures: d.failures()}
+	r := &DemoResult{
+		Requests: len(d.checks), Failures: d.failures(),
+		Offers: append([]Offers{}, offers...), // in JSON an empty list, not null
+	}
 	for _, c := range d.checks {
 		r.Bytes += c.bytes()
 		if c.err != nil {
@@ -402,9 +421,11 @@ func (d *demo) result(received map[string]traffic, offers []Offers) *DemoResult 
 	return r
 }
 
+// ofService adds up the checks of a service.
 func (d *demo) ofService(s Service) DemoService {
 	r := DemoService{
-		Name: s.Name, Protocol: s.Protocol, Address: s.Address(), Encapsulation: s.Encapsulation, Servers: []string{},
+		Name: s.Name, Protocol: s.Protocol, Address: s.Address(), Encapsulation: s.Encapsulation,
+		Servers: []string{},
 	}
 	for _, c := range d.checks {
 		if c.service.Name != s.Name {
@@ -422,6 +443,7 @@ func (d *demo) ofService(s Service) DemoService {
 	return r
 }
 
+// ofServer adds up the checks that a server has answered.
 func (d *demo) ofServer(name string) DemoServer {
 	r := DemoServer{Name: name}
 	for _, c := range d.checks {
@@ -449,13 +471,14 @@ func (r *DemoResult) Err() error {
 // Summary returns a sentence about a demo without failures.
 func (r *DemoResult) Summary() string {
 	return fmt.Sprintf("Demo passed: %s over %s, %.0f MB, every byte correct.",
-		wording.Count(r.Requests, "request"), wording.Count(len(r.Services), "service"), megabytes(r.Bytes))
+		wording.Count(r.Requests, "request"), wording.Count(len(r.Services), "service"),
+		megabytes(r.Bytes))
 }
 
 // megabytes converts an amount of data into units of 10^6 bytes.
 func megabytes[N int | uint64](bytes N) float64 { return float64(bytes) / 1e6 }
 
-// Write writes tables, and the failures.
+// Write prints tables of services, servers, offers and balancers, and the failures.
 func (r *DemoResult) Write(w io.Writer) {
 	fmt.Fprintln(w)
 	r.writeServices(w)
@@ -475,7 +498,8 @@ func (r *DemoResult) writeServices(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "service\taddress\tencapsulation\trequests\tfailed\tMB\tservers\t")
 	for _, s := range r.Services {
-		fmt.Fprintf(table, "%s\t%s %s\t%s\t%d\t%d\t%.1f\t%d of %d\t\n", s.Name, s.Protocol, s.Address, s.Encapsulation,
+		fmt.Fprintf(table, "%s\t%s %s\t%s\t%d\t%d\t%.1f\t%d of %d\t\n",
+			s.Name, s.Protocol, s.Address, s.Encapsulation,
 			s.Requests, s.Failed, megabytes(s.Bytes), len(s.Servers), len(r.Servers))
 	}
 	table.Flush()
@@ -503,7 +527,8 @@ func (r *DemoResult) writeBalancers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// failures describes the failures. Checks that failed in the same way are described once.
+// failures describes the failed checks. It describes checks that failed in the same way once, with
+// their number.
 func (d *demo) failures() []string {
 	times := make(map[string]int)
 	failures := []string{}
@@ -532,13 +557,14 @@ func (d *demo) failures() []string {
 	return failures
 }
 
-// plain removes the parts of an error that repeat the check, and Go's terms.
+// plain returns the text of a check's error, without the URL and the address, which the description
+// of the check has already, and with words of its own for Go's "context deadline exceeded".
 func plain(err error) string {
-	if get, ok := errors.AsType[*url.Error](err); ok {
-		err = get.Err
+	if request, ok := errors.AsType[*url.Error](err); ok {
+		err = request.Err
 	}
-	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
-		err = dial.Err
+	if operation, ok := errors.AsType[*net.OpError](err); ok && operation.Op == "dial" {
+		err = operation.Err
 	}
 	if err == context.DeadlineExceeded {
 		return fmt.Sprintf("no answer within %v", transferTimeout)

@@ -15,9 +15,9 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 )
 
-// UDPEcho answers every datagram to the given ports from the address that the datagram was sent to.
-// The answer is the name, a newline and the datagram's content. UDPEcho notifies when it is ready,
-// as sd_notify(3) describes, and returns when the context ends.
+// UDPEcho answers every datagram to the given ports. The answer is the name, a newline and the
+// datagram's content. It comes from the address to which the datagram was sent. UDPEcho sends a
+// notification when it is ready, as sd_notify(3) describes. It returns when the context ends.
 func UDPEcho(ctx context.Context, name string, ports []uint16) error {
 	var conns []*net.UDPConn
 	defer func() {
@@ -54,8 +54,8 @@ func UDPEcho(ctx context.Context, name string, ports []uint16) error {
 	return nil
 }
 
-// listenEcho opens a socket that reports the destination address of each datagram. The client
-// accepts a reply only from the VIP.
+// listenEcho opens a socket that reports the destination address of each datagram: the client
+// accepts a reply only from the VIP to which it has sent.
 func listenEcho(addr netip.AddrPort) (*net.UDPConn, error) {
 	network, level, option := "udp4", unix.IPPROTO_IP, unix.IP_PKTINFO
 	if addr.Addr().Is6() {
@@ -92,14 +92,15 @@ func serveEcho(conn *net.UDPConn, name string) error {
 		if err != nil {
 			return fmt.Errorf("udp-echo: datagram from %s: %w", client, err)
 		}
-		// If a client is unreachable or a reply is too long, only that client is affected, so the
-		// error is ignored.
+		// The error is ignored, because it concerns only this client: the client is unreachable, or
+		// the reply is too long.
 		conn.WriteMsgUDPAddrPort(buf[:start+n], source, client)
 	}
 }
 
-// replySource converts the control message with a datagram's destination into the one that sets the
-// reply's source. The routing table selects the interface.
+// replySource returns the control message for a reply to a datagram with the given control
+// messages. The reply's source address is the datagram's destination address. The message names no
+// interface, so the routing table selects it.
 func replySource(control []byte) ([]byte, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -107,11 +108,13 @@ func replySource(control []byte) ([]byte, error) {
 	}
 	for _, m := range messages {
 		switch {
-		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
+		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO &&
+			len(m.Data) >= unix.SizeofInet4Pktinfo:
 			var info unix.Inet4Pktinfo
 			copy(info.Spec_dst[:], m.Data[8:]) // struct in_pktinfo: ifindex, spec_dst, addr
 			return unix.PktInfo4(&info), nil
-		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO &&
+			len(m.Data) >= unix.SizeofInet6Pktinfo:
 			var info unix.Inet6Pktinfo
 			copy(info.Addr[:], m.Data) // struct in6_pktinfo: addr, ifindex
 			return unix.PktInfo6(&info), nil

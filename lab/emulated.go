@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
-// EmulatedServers describes the servers with the application emulated.
+// EmulatedServers describes all servers with the application emulated.
 type EmulatedServers struct {
 	EmulatedServer `yaml:",inline"`
 	// Exceptions are the differences of single servers.
@@ -35,11 +35,11 @@ type EmulatedException struct {
 	EmulatedServer `yaml:",inline"`
 }
 
-// EmulatedServer describes one server with emulated processors, as the flags of segue-lab app do.
-// The zero value of a field means that the field is not set.
+// EmulatedServer describes one server with emulated processors. Each field stands for the flag of
+// `segue-lab app` with the same name. If a field has its zero value, the flag's default applies.
 type EmulatedServer struct {
 	Workers int `yaml:"workers,omitempty" range:"1 to 65536"`
-	// Backlog is at most the kernel's own limit, the default of net.core.somaxconn.
+	// Backlog is at most 4096, the default of net.core.somaxconn, which limits backlogs.
 	Backlog    int      `yaml:"backlog,omitempty" range:"1 to 4096"`
 	Cores      int      `yaml:"cores,omitempty" range:"1 to 1024"`
 	Speed      *float64 `yaml:"speed,omitempty"`
@@ -51,34 +51,35 @@ type EmulatedServer struct {
 	Colocated   string `yaml:"colocated,omitempty"`
 }
 
-// or returns the settings with those of other in the place of the settings that are not set.
-func (e EmulatedServer) or(other EmulatedServer) EmulatedServer {
+// withDefaults returns the settings. Those that are not set have the values of defaults.
+func (e EmulatedServer) withDefaults(defaults EmulatedServer) EmulatedServer {
 	return EmulatedServer{
-		Workers:     cmp.Or(e.Workers, other.Workers),
-		Backlog:     cmp.Or(e.Backlog, other.Backlog),
-		Cores:       cmp.Or(e.Cores, other.Cores),
-		Speed:       cmp.Or(e.Speed, other.Speed),
-		Discipline:  cmp.Or(e.Discipline, other.Discipline),
-		Demand:      cmp.Or(e.Demand, other.Demand),
-		DemandTable: cmp.Or(e.DemandTable, other.DemandTable),
-		Seed:        cmp.Or(e.Seed, other.Seed),
-		Colocated:   cmp.Or(e.Colocated, other.Colocated),
+		Workers:     cmp.Or(e.Workers, defaults.Workers),
+		Backlog:     cmp.Or(e.Backlog, defaults.Backlog),
+		Cores:       cmp.Or(e.Cores, defaults.Cores),
+		Speed:       cmp.Or(e.Speed, defaults.Speed),
+		Discipline:  cmp.Or(e.Discipline, defaults.Discipline),
+		Demand:      cmp.Or(e.Demand, defaults.Demand),
+		DemandTable: cmp.Or(e.DemandTable, defaults.DemandTable),
+		Seed:        cmp.Or(e.Seed, defaults.Seed),
+		Colocated:   cmp.Or(e.Colocated, defaults.Colocated),
 	}
 }
 
-// Of returns the settings of one server.
+// Of returns the settings of the server with this name: those of its exception, and for the rest
+// those of all servers.
 func (e EmulatedServers) Of(server string) EmulatedServer {
 	i := slices.IndexFunc(e.Exceptions, func(x EmulatedException) bool { return x.Server == server })
 	if i < 0 {
 		return e.EmulatedServer
 	}
-	return e.Exceptions[i].or(e.EmulatedServer)
+	return e.Exceptions[i].withDefaults(e.EmulatedServer)
 }
 
-// problems calls fail for every problem of the settings, with the name of the field.
+// problems calls fail for every setting that is out of range, with the name of the field.
 func (e EmulatedServer) problems(fail func(field string, value any, problem string)) {
 	inRange := func(field string, value, most int) {
-		if value < 0 || value > most {
+		if value < 0 || value > most { // 0 means that the field is not set
 			fail(field, value, fmt.Sprintf("must be 1 to %d", most))
 		}
 	}
@@ -118,15 +119,15 @@ func (e EmulatedServer) problems(fail func(field string, value any, problem stri
 
 // emulatedProblems calls fail for every problem of the section emulated.
 func (t Topology) emulatedProblems(fail func(path string, value any, format string, args ...any)) {
-	at := func(section string) func(string, any, string) {
+	failIn := func(section string) func(string, any, string) {
 		return func(field string, value any, problem string) {
 			fail(section+"."+field, value, "%s", problem)
 		}
 	}
-	t.Emulated.problems(at("emulated"))
+	t.Emulated.problems(failIn("emulated"))
 	for i, e := range t.Emulated.Exceptions {
 		section := fmt.Sprintf("emulated.exceptions[%d]", i)
-		e.problems(at(section))
+		e.problems(failIn(section))
 		same := func(x EmulatedException) bool { return x.Server == e.Server }
 		switch {
 		case !t.hasServer(e.Server):
@@ -139,13 +140,13 @@ func (t Topology) emulatedProblems(fail func(path string, value any, format stri
 	}
 }
 
-// applicationOf returns the application of a server by its name.
+// applicationOf returns the application of the server with this name.
 func (t Topology) applicationOf(server string) Application {
 	number, _ := strconv.Atoi(strings.TrimPrefix(server, "s"))
 	return t.application(number)
 }
 
-// resolve makes the paths of files absolute. They are relative to dir.
+// resolve replaces paths of files that are relative to dir by absolute paths.
 func (e *EmulatedServers) resolve(dir string) {
 	resolve := func(s *EmulatedServer) {
 		if s.DemandTable != "" && !filepath.IsAbs(s.DemandTable) {
@@ -158,7 +159,8 @@ func (e *EmulatedServers) resolve(dir string) {
 	}
 }
 
-// applicationControl is the address of an emulated server's control, inside its namespace.
+// applicationControl is the address at which an emulated server can be controlled (segue-lab app
+// --control), inside its namespace.
 const applicationControl = "127.0.0.1:9190"
 
 // emulatedCommand returns the command that runs the node's server with emulated processors.
@@ -192,8 +194,9 @@ func (n *Node) emulatedCommand(laboratory string) []string {
 	return args
 }
 
-// Colocate has other work take shares of the cores of the node's emulated server, by a schedule
-// whose times count from now. It replaces the schedule before; an empty schedule ends the work.
+// Colocate gives the node's emulated server a schedule of co-located work, which takes shares of
+// its cores. The times of the schedule count from now. It replaces the former schedule. An empty
+// schedule ends the co-located work.
 func (n *Node) Colocate(ctx context.Context, schedule application.Schedule) error {
 	client := http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -212,15 +215,15 @@ func (n *Node) Colocate(ctx context.Context, schedule application.Schedule) erro
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusNoContent {
-		text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // more words about the status
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // what is wrong with the schedule
 		return fmt.Errorf("%s: co-located work %q: %s: %s", n.Name, schedule, response.Status,
 			strings.TrimSpace(string(text)))
 	}
 	return nil
 }
 
-// LoadSource returns a reader of the load that the node's application reports. It is nil for nginx,
-// which reports none.
+// LoadSource returns a reader of the load that the node's application reports. It returns nil for
+// nginx, which reports no load.
 func (n *Node) LoadSource() load.Source {
 	switch n.Application {
 	case Emulated:
@@ -231,6 +234,6 @@ func (n *Node) LoadSource() load.Source {
 	return nil
 }
 
-// LoadFile returns the path of the file in which the node's application reports its load (package
-// loadshm).
+// LoadFile returns the path of the file in which the node's emulated server reports its load
+// (package loadshm).
 func (n *Node) LoadFile() string { return n.lab.path(n.Name, "load") }

@@ -20,23 +20,23 @@ import (
 	"github.com/segue-lb/segue/internal/netdev"
 )
 
-// Impairment describes how the fabric impairs packets between the nodes at it: the edge router,
-// balancers and servers. Each time a packet passes the fabric, it is randomly dropped, duplicated
-// or reordered, or left alone. At most one of these happens. The zero value leaves all packets
-// alone.
+// Impairment describes how the fabric impairs packets between the edge router, balancers and
+// servers. Each time a packet passes the fabric, it is randomly dropped, duplicated, reordered, or
+// left alone. The zero value leaves all packets alone.
 type Impairment struct {
 	Drop      Share `yaml:"drop" json:"drop,omitempty"`
 	Duplicate Share `yaml:"duplicate" json:"duplicate,omitempty"` // sent twice
-	Reorder   Share `yaml:"reorder" json:"reorder,omitempty"`     // kept back for 2 ms
-	// Links names the nodes whose packets, in both directions, are impaired. An empty list means
-	// all nodes.
+	Reorder   Share `yaml:"reorder" json:"reorder,omitempty"`     // kept back for 2 ms (delayTime)
+	// Links names the nodes of which the packets in both directions are impaired. An empty list
+	// means all nodes.
 	Links []string `yaml:"links" json:"links,omitempty"`
-	// Seed selects the random sequence. With the same seed, the nth packet to a node is always
-	// treated the same.
+	// Seed is the seed of the random numbers. With the same seed, the nth packet to a node always
+	// has the same fate. Packets that cannot be impaired, because neither end is among Links, do
+	// not count.
 	Seed uint64 `yaml:"seed" json:"seed"`
 }
 
-// Share is a part of all packets as text, such as 5% or 0.1%. An empty share means none.
+// Share is a share of all packets as text, such as 5% or 0.1%. The empty text means 0%.
 type Share string
 
 // Set, String and Type make Share usable as the value of a command-line flag.
@@ -66,13 +66,13 @@ func (s Share) chance() (float64, error) {
 	return percent / 100, nil
 }
 
-// some tells whether a valid share is more than zero.
+// some tells whether a share is more than zero. The share must be valid.
 func (s Share) some() bool {
 	chance, _ := s.chance()
 	return chance > 0
 }
 
-// Some tells whether a valid impairment has an effect.
+// Some tells whether the impairment impairs any packets. The impairment must be valid.
 func (i Impairment) Some() bool { return i.Drop.some() || i.Duplicate.some() || i.Reorder.some() }
 
 // String describes the impairment in words.
@@ -96,7 +96,7 @@ func (i Impairment) String() string {
 	return strings.Join(fates, ", ") + " " + where
 }
 
-// problems lists the errors of the impairment in a lab of the topology.
+// problems lists the errors of the impairment in a lab with this topology.
 func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 	fail := func(path string, value any, problem string) {
 		errs = append(errs, &fieldpath.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
@@ -112,7 +112,8 @@ func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 		}
 		sum += chance
 	}
-	if sum > 1+1e-9 { // allows for rounding errors
+	const rounding = 1e-9 // more than the rounding errors of the sum
+	if sum > 1+rounding {
 		fail("impair", "", "the shares add up to more than 100%")
 	}
 	var links []string
@@ -127,8 +128,8 @@ func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 	return errs
 }
 
-// Impair replaces the impairment between the lab's nodes. Packets that are kept back are sent
-// first. Impair must not be called while the lab's Topology or Status is in use.
+// Impair replaces the lab's impairment. It first waits until the packets that are kept back have
+// been sent. No other goroutine may use the lab's Topology or Status meanwhile.
 func (l *Lab) Impair(ctx context.Context, i Impairment) error {
 	if errs := i.problems(l.Topology); len(errs) > 0 {
 		return errs
@@ -148,14 +149,15 @@ func (l *Lab) Impair(ctx context.Context, i Impairment) error {
 	return l.startImpairment(ctx)
 }
 
+// startImpairment begins the impairment of the lab's topology, if it has one.
 func (l *Lab) startImpairment(ctx context.Context) error {
 	i := l.Topology.Impair
 	if !i.Some() {
 		return nil
 	}
-	// Dropped and reordered packets should be packets as on a wire, so segmentation offload must be
-	// off. On balancers and servers it is off already, because the far ends of their cables run
-	// XDP.
+	// Packets must be as short as on a wire, so the edge router must not send the large packets of
+	// segmentation offload. On balancers and servers the offload is off already, because the far
+	// ends of their cables run XDP.
 	err := l.Node("edge").Do(func() error { return netdev.SetOffloads(uplink, false, netdev.TSO...) })
 	if err != nil {
 		return fmt.Errorf("edge: %w", err)
@@ -171,8 +173,8 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 	return nil
 }
 
-// endImpairment removes the programs, waits until the packets that are kept back are sent, and ends
-// the process that keeps them.
+// endImpairment removes the programs from the ports. Then it waits until the packets that are kept
+// back have been sent, and ends the process that keeps them.
 func (l *Lab) endImpairment(ctx context.Context) error {
 	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		for _, spec := range l.Topology.fabricSpecs() {
@@ -190,15 +192,15 @@ func (l *Lab) endImpairment(ctx context.Context) error {
 	return errors.Join(err, l.delay.Stop())
 }
 
-// awaitReturned returns when no packet is kept back any more, or when no packet has returned for
-// returnTimeout, so that the others must be lost.
+// awaitReturned returns when all packets that were kept back have returned. It also returns when no
+// packet has returned for returnTimeout: the missing packets are lost.
 func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 	tick := time.NewTicker(delayTime)
 	defer tick.Stop()
-	var last uint64
+	var last uint64 // packets that had returned when the deadline was set
 	for deadline := time.Now().Add(returnTimeout); time.Now().Before(deadline); {
 		counts, err := l.countsAt(h, delayName, netlink.HANDLE_MIN_INGRESS)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
+		if errors.As(err, &netlink.LinkNotFoundError{}) { // nothing was reordered
 			return nil
 		}
 		if err != nil {
@@ -224,8 +226,8 @@ func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 	return nil
 }
 
-// attachImpairment loads the programs and attaches them. The ports hold them, so the programs end
-// with the ports.
+// attachImpairment loads the programs of impair.bpf.c. It attaches one to the egress of each port
+// of the fabric, and one to the interface delay, if the lab reorders packets.
 func (l *Lab) attachImpairment() error {
 	return l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		var delay netlink.Link
@@ -253,7 +255,8 @@ func (l *Lab) attachImpairment() error {
 			if err != nil {
 				return fmt.Errorf("port %s: %w", spec.Name, err)
 			}
-			if err := objects.Ports.Put(uint32(port.Attrs().Index), l.Topology.Impair.port(spec.Name)); err != nil {
+			entry := l.Topology.Impair.port(spec.Name)
+			if err := objects.Ports.Put(uint32(port.Attrs().Index), entry); err != nil {
 				return fmt.Errorf("port %s: %w", spec.Name, err)
 			}
 			if err := attachFilter(h, port, netlink.HANDLE_MIN_EGRESS, objects.Impair); err != nil {
@@ -264,7 +267,8 @@ func (l *Lab) attachImpairment() error {
 	})
 }
 
-// load loads the programs. They send packets that are to be kept back to the interface delay.
+// load loads the programs. They send packets that are to be kept back to the interface delay, which
+// is nil if the lab does not reorder packets.
 func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	spec, err := loadImpair()
 	if err != nil {
@@ -273,6 +277,7 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	drop, _ := i.Drop.chance() // all shares are valid
 	duplicate, _ := i.Duplicate.chance()
 	reorder, _ := i.Reorder.chance()
+	// A random number of 32 bits is below the limit with the given chance.
 	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
 	variables := map[string]any{
 		impairVarDropBelow:      below(drop),
@@ -292,7 +297,7 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	return objects, spec.LoadAndAssign(objects, nil)
 }
 
-// port returns the initial entry of a node's port.
+// port returns the initial entry of a node's port in the map of ports, with all counters zero.
 func (i Impairment) port(node string) (port impairPort) {
 	if len(i.Links) == 0 || slices.Contains(i.Links, node) {
 		port.Impaired = 1
@@ -300,9 +305,10 @@ func (i Impairment) port(node string) (port impairPort) {
 	return port
 }
 
-// addClsact prepares an interface for filters. While it does, the kernel drops packets sent to the
-// interface, and also when clsact is deleted: to replace queueing disciplines, the kernel stops all
-// queues of the interface. Adding and removing filters loses nothing.
+// addClsact adds clsact to an interface, which attachFilter needs. To add or delete clsact, the
+// kernel stops the queues of the interface, and drops packets that are sent to it meanwhile. So the
+// lab adds clsact before there is traffic, and never deletes it. Filters can be added and deleted
+// without loss.
 func addClsact(h *netlink.Handle, at netlink.Link) error {
 	err := h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: at.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -313,7 +319,8 @@ func addClsact(h *netlink.Handle, at netlink.Link) error {
 	return nil
 }
 
-// attachFilter attaches a program to one side of a prepared interface without a filter.
+// attachFilter attaches a program to one side of an interface: HANDLE_MIN_INGRESS or
+// HANDLE_MIN_EGRESS. The interface must have clsact, and no filter on this side.
 func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf.Program) error {
 	f := filter(at, side)
 	f.Fd = program.FD()
@@ -323,7 +330,7 @@ func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf
 	return nil
 }
 
-// filter describes the only filter on one side of an interface.
+// filter describes the filter that the lab attaches to one side of an interface.
 func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -335,15 +342,15 @@ func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
 
 // ImpairmentCounts counts the packets to a node since the impairment began.
 type ImpairmentCounts struct {
-	Packets    uint64 `json:"packets"` // that could have been impaired
+	Packets    uint64 `json:"packets"` // all, except for those between two nodes not in Links
 	Dropped    uint64 `json:"dropped"`
 	Duplicated uint64 `json:"duplicated"`
-	Reordered  uint64 `json:"reordered"` // kept back
-	Returned   uint64 `json:"returned"`  // kept back, and sent since
+	Reordered  uint64 `json:"reordered"` // all that were kept back
+	Returned   uint64 `json:"returned"`  // of the reordered ones, those that were sent since
 }
 
-// ImpairmentCounts returns the counts for each node at the fabric. It returns nothing if there is
-// no impairment.
+// ImpairmentCounts returns the counts for each node with a link to the fabric, by name. It returns
+// nil if there is no impairment.
 func (l *Lab) ImpairmentCounts() (counts map[string]ImpairmentCounts, err error) {
 	err = l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		counts, err = l.countsAt(h, "edge", netlink.HANDLE_MIN_EGRESS)
@@ -355,9 +362,12 @@ func (l *Lab) ImpairmentCounts() (counts map[string]ImpairmentCounts, err error)
 	return counts, nil
 }
 
-// countsAt finds the counts of all ports through the program on one side of an interface, if there
-// is one.
-func (l *Lab) countsAt(h *netlink.Handle, ifname string, side uint32) (map[string]ImpairmentCounts, error) {
+// countsAt returns the counts of all ports, by the names of their nodes. It reads them from the map
+// of the program that is attached to the given side of an interface. It returns nil if there is no
+// program.
+func (l *Lab) countsAt(
+	h *netlink.Handle, ifname string, side uint32,
+) (map[string]ImpairmentCounts, error) {
 	at, err := h.LinkByName(ifname)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", ifname, err)
@@ -390,7 +400,7 @@ func (l *Lab) countsAt(h *netlink.Handle, ifname string, side uint32) (map[strin
 	return counts, nil
 }
 
-// mapOfProgram opens the map with the given name that a program uses.
+// mapOfProgram opens the map with the given name of those that a program uses.
 func mapOfProgram(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {

@@ -17,17 +17,18 @@ import (
 	"github.com/segue-lb/segue/internal/rundir"
 )
 
-// Instance returns the name, unique on this machine, of a node's balancer or agent.
+// Instance returns the instance name of a node's balancer or agent. It is unique on this machine.
 func Instance(lab, node string) string { return instancePrefix(lab) + node }
 
+// instancePrefix begins the names of all instances of a lab.
 func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 
-// labInstance matches the names that labs give to instances.
+// labInstance matches the names that any lab gives to its instances.
 var labInstance = regexp.MustCompile(`^lab-[a-z0-9]{1,12}-`)
 
-// instancesOf returns the balancers and agents of a lab. These are the instances with names that
-// the lab gave, and those that somebody has started manually in its namespaces, for example in a
-// bare lab.
+// instancesOf returns the instance names of a lab's balancers and agents. These are the instances
+// whose names the lab has given. In addition, these are the instances with other names in the given
+// namespaces, which somebody has started by hand, for example in a bare lab.
 func instancesOf(lab string, namespaces []string) ([]string, error) {
 	all, err := instancesOnMachine()
 	if err != nil {
@@ -51,7 +52,8 @@ func instancesOf(lab string, namespaces []string) ([]string, error) {
 	return own, errors.Join(errs...)
 }
 
-// instancesOnMachine returns the names of all instances that have pins or a lock.
+// instancesOnMachine returns the names of all instances that have a directory of pins, or a lock
+// file NAME.lock.
 func instancesOnMachine() (names []string, err error) {
 	for dir, suffix := range map[string]string{pinRoot: "", runDir: ".lock"} {
 		entries, err := os.ReadDir(dir)
@@ -68,8 +70,8 @@ func instancesOnMachine() (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// instancesIn returns the instances whose process runs in a namespace, or whose program is attached
-// to an interface there.
+// instancesIn returns those of the instances whose process runs in a namespace, or whose program is
+// attached to an interface there.
 func instancesIn(namespace string, instances []string) (found []string, err error) {
 	path := filepath.Join(netnsDir, namespace)
 	err = doIn(namespace, path, func() error {
@@ -78,7 +80,8 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 			if err != nil {
 				return err
 			}
-			// Unreadable pins belong to another program or another build, and not to this lab.
+			// An error means that the pins are of another program or another build, so not of this
+			// lab.
 			attached, _ := datapath.AttachedHere(name)
 			if attached || process != nil && isIn(process.PID, path) {
 				found = append(found, name)
@@ -86,15 +89,15 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 		}
 		return nil
 	})
-	if errors.Is(err, unix.EINVAL) { // not a namespace; left by an interrupted creation
+	if errors.Is(err, unix.EINVAL) { // a file that an interrupted createNamespace left behind
 		return nil, nil
 	}
 	return found, err
 }
 
 // removeInstances removes the pins, locks, records and sockets of instances. Their programs are
-// attached by pinned links, or to interfaces that end with their namespaces, so nothing keeps the
-// programs after that.
+// attached by pinned links, or to interfaces that end with the lab's namespaces. So the kernel
+// unloads the programs when pins and namespaces are gone.
 func removeInstances(names []string) error {
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {

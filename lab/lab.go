@@ -4,6 +4,11 @@
 // that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
 // Apache, MediaWiki or an emulated application. Edge router, balancers and servers are connected at
 // layer 2. `segue-lab lab` and the end-to-end tests use the package.
+//
+// A Topology describes a lab. The names and addresses of its nodes follow from the topology by the
+// rules in plan.go. buildNetwork (network.go) makes the nodes' network namespaces, links
+// (links.go), addresses and routes (routes.go). processes (software.go) has the programs that run
+// in them.
 package lab
 
 import (
@@ -20,30 +25,33 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// Lab is a lab that is up. Several goroutines may call its methods at the same time. The methods of
-// one Process may be called by one goroutine at a time only.
+// Lab is a lab that is up. Several goroutines may call its methods at the same time, except for
+// Impair. Only one goroutine at a time may call the methods of a Process.
 type Lab struct {
 	Name      string
 	Topology  Topology
 	Nodes     []*Node
 	Processes []*Process
-	// delay runs on the fabric while packets are reordered. It is not one of Processes.
+	// delay is the process that keeps back packets. It runs on the fabric while the lab reorders
+	// packets. It is not in Processes.
 	delay    *Process
 	progress func(string)
 }
 
-// Options apply to this process's use of a lab, not to the lab itself.
+// Options are the executables of a lab's processes, and the reader of its messages. They are not
+// kept with the lab: whoever opens it later gives its own.
 type Options struct {
-	// Segue is the executable of the balancers and agents. The default is `segue` beside the
-	// executable of this process, or else the one in the PATH.
+	// Segue is the executable of the balancers and agents. The default is the file `segue` in the
+	// directory of this process's executable. If there is none, it is the `segue` in the PATH.
 	Segue string
-	// Laboratory is the executable of all else that nodes run. The default is this process's own.
+	// Laboratory is the segue-lab executable, which nodes run as emulated server, UDP echo and
+	// delay. The default is the executable of this process.
 	Laboratory string
 	// Progress is called with a description of each step, if it is not nil.
 	Progress func(string)
 }
 
-// newLab returns the lab that the topology describes. It builds nothing.
+// newLab returns the lab that the topology describes, without building it.
 func newLab(topology Topology, options Options) (*Lab, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
@@ -59,12 +67,13 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 		l.Processes = append(l.Processes, n.processes(options)...)
 	}
 	l.delay = &Process{
-		Name: "delay", node: l.Node("fabric"), args: []string{options.Laboratory, "lab", "delay", delayName}, daemon: true,
+		Name: "delay", node: l.Node("fabric"), daemon: true,
+		args: []string{options.Laboratory, "lab", "delay", delayName},
 	}
 	return l, nil
 }
 
-// complete sets the executables that are not set.
+// complete sets the executables that are empty to their defaults.
 func (o *Options) complete() (err error) {
 	if o.Laboratory == "" {
 		if o.Laboratory, err = ownExecutable(); err != nil {
@@ -77,6 +86,7 @@ func (o *Options) complete() (err error) {
 	return err
 }
 
+// ownExecutable returns the path of this process's executable.
 func ownExecutable() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -85,8 +95,8 @@ func ownExecutable() (string, error) {
 	return self, nil
 }
 
-// Segue returns the executable of the product: the one beside this process's executable, or else the
-// name by which it is in the PATH.
+// Segue returns the path of `segue` in the directory of this process's executable. If there is no
+// such file, it returns the name "segue", which the PATH resolves.
 func Segue() (string, error) {
 	self, err := ownExecutable()
 	if err != nil {
@@ -99,9 +109,9 @@ func Segue() (string, error) {
 	return path, nil
 }
 
-// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up fails
-// or the context ends, it removes everything that it has built. It needs root, nginx and a lab name
-// that is not in use.
+// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up
+// fails or the context ends, it removes everything that it has built. It needs root, nginx and a
+// lab name that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -125,6 +135,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if lock == nil {
 		return nil, err
 	}
+	// From here on the state directory belongs to this lab, and a failure has to remove it.
 	defer lock.unlock()
 	if err == nil {
 		err = l.build(ctx)
@@ -136,7 +147,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	return l, nil
 }
 
-// checkRoot returns an error if the user is not root.
+// checkRoot returns an error unless this process runs as root.
 func checkRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("labs need root, because they use network namespaces")
@@ -144,36 +155,29 @@ func checkRoot() error {
 	return nil
 }
 
+// build makes the network and the files, starts all processes, and returns when they are ready.
 func (l *Lab) build(ctx context.Context) error {
 	type step struct {
 		progress string
 		do       func(context.Context) error
 	}
-	start := func(ctx context.Context) error {
-		if err := l.limitCPUs(); err != nil {
-			return err
-		}
-		// Servers first: before their agents are ready, they do not answer balancers' checks and probes.
-		balancers, others := l.balancerProcesses()
-		run := func(p *Process) error { return p.Start(ctx) }
-		if err := forAll(others, run); err != nil {
-			return err
-		}
-		return forAll(balancers, run)
-	}
+	write := func(context.Context) error { return l.writeFiles() }
 	steps := []step{
 		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
-		{"Writing configurations and the servers' files.", func(context.Context) error { return l.writeFiles() }},
+		{"Writing configurations and the servers' files.", write},
 	}
 	if slices.ContainsFunc(l.Nodes, func(n *Node) bool { return n.Application == MediaWiki }) {
 		steps = append(steps, step{"Preparing the wiki.", l.prepareWikis})
 	}
-	steps = append(steps, step{"Starting " + wording.Count(len(l.Processes), "process") + ".", start})
+	steps = append(steps,
+		step{"Starting " + wording.Count(len(l.Processes), "process") + ".", l.startProcesses})
 	if router := l.Topology.Edge.Router; router != "" {
-		steps = append(steps, step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
+		steps = append(steps,
+			step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
 	}
 	if l.Topology.Impair.Some() {
-		steps = append(steps, step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
+		steps = append(steps,
+			step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
 	}
 	if err := mountBPFFS(l.Name); err != nil {
 		return err
@@ -190,7 +194,21 @@ func (l *Lab) build(ctx context.Context) error {
 	return nil
 }
 
-// balancerProcesses returns the processes of the nodes that are balancers, and all others.
+// startProcesses starts all processes, and returns when they are ready. Balancers start last:
+// servers answer their checks and probes only when the agents are ready.
+func (l *Lab) startProcesses(ctx context.Context) error {
+	if err := l.limitCPUs(); err != nil {
+		return err
+	}
+	balancers, others := l.balancerProcesses()
+	start := func(p *Process) error { return p.Start(ctx) }
+	if err := forAll(others, start); err != nil {
+		return err
+	}
+	return forAll(balancers, start)
+}
+
+// balancerProcesses divides the lab's processes into those of balancers and those of other nodes.
 func (l *Lab) balancerProcesses() (balancers, others []*Process) {
 	for _, p := range l.Processes {
 		if p.node.Role == RoleBalancer {
@@ -202,13 +220,14 @@ func (l *Lab) balancerProcesses() (balancers, others []*Process) {
 	return balancers, others
 }
 
+// summary lists the topology's nodes and services in words.
 func (t Topology) summary() string {
 	return fmt.Sprintf("client, edge router, %s, %s, %s",
 		wording.Count(t.Balancers, "balancer"), wording.Count(t.Servers, "server"),
 		wording.Count(len(t.Services), "service"))
 }
 
-// forAll calls do for all processes at the same time.
+// forAll calls do for all processes at the same time, and returns when all calls have ended.
 func forAll(processes []*Process, do func(*Process) error) error {
 	errs := make([]error, len(processes))
 	var wait sync.WaitGroup
@@ -219,7 +238,8 @@ func forAll(processes []*Process, do func(*Process) error) error {
 	return errors.Join(errs...)
 }
 
-// Down removes the lab and everything that belongs to it.
+// Down removes the lab and everything that belongs to it. It also waits until the processes that
+// this process has started are reaped.
 func (l *Lab) Down() error {
 	err := Down(l.Name)
 	if err == nil {
@@ -254,17 +274,21 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 		enumerate(names))
 }
 
-// Process returns a process of a node, or nil. Balancers have the process lb. Servers have agent,
-// echo, and their application, such as nginx. With mediawiki they also have mariadb and memcached.
+// Process returns the node's process with the given name, or nil. A balancer has the process lb,
+// and with BFD also bfd. The edge router has the process of its routing software, if any: frr or
+// bird. A server has agent, echo if there are UDP services, and a process with the name of its
+// application, such as nginx. With the application mediawiki it also has mariadb and memcached.
 func (l *Lab) Process(node, name string) *Process {
-	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.node.Name == node && p.Name == name })
+	i := slices.IndexFunc(l.Processes, func(p *Process) bool {
+		return p.node.Name == node && p.Name == name
+	})
 	if i < 0 {
 		return nil
 	}
 	return l.Processes[i]
 }
 
-// balancers returns the names of all balancers.
+// balancers returns the names of all balancers, from lb1 on.
 func (l *Lab) balancers() []string {
 	var names []string
 	for _, spec := range l.Topology.specs(RoleBalancer) {

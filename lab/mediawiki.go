@@ -19,20 +19,21 @@ import (
 	"github.com/segue-lb/segue/lab/wiki"
 )
 
-// A server with the application mediawiki runs Apache with PHP, MariaDB and memcached, all of its
-// own, as the servers in the papers do (6LB, section VI-C; SRLB, section VI). The pages are
-// generated. To import them takes a minute. So the lab keeps the database, and each server gets a
-// copy.
+// Each server with the application mediawiki runs an Apache with PHP, a MariaDB and a memcached of
+// its own, as the servers in the papers do (6LB, section VI-C; SRLB, section VI). The pages of the
+// wiki are generated. Their import takes a minute. So the lab imports them once and keeps the
+// database, and each server gets a copy.
 
-// MediaWikiServers describes the servers with the application mediawiki. Their Apache is described
-// by ApacheServers.
+// MediaWikiServers describes the wiki of the servers with the application mediawiki. ApacheServers
+// describes their Apache.
 type MediaWikiServers struct {
 	// Pages is the number of generated pages.
 	Pages int `yaml:"pages" range:"1 to 100000"`
-	// Seed selects the pages.
+	// Seed is the seed of the random text in the pages.
 	Seed uint64 `yaml:"seed"`
 }
 
+// problems calls fail if a setting is out of range.
 func (m MediaWikiServers) problems(fail func(path string, value any, format string, args ...any)) {
 	if m.Pages < 1 || m.Pages > wiki.MaxPages {
 		fail("mediawiki.pages", m.Pages, "must be 1 to %d", wiki.MaxPages)
@@ -43,10 +44,10 @@ func (m MediaWikiServers) problems(fail func(path string, value any, format stri
 func (t Topology) Wiki() *wiki.Wiki { return wiki.New(t.MediaWiki.Pages, t.MediaWiki.Seed) }
 
 const (
-	// dataRoot contains what is too large for stateRoot, which may be in memory.
+	// dataRoot contains the databases. They are too large for stateRoot, which may be in memory.
 	dataRoot = "/var/lib/segue"
 	labsData = dataRoot + "/lab"
-	// mediaWiki is where the package mediawiki has its programs.
+	// mediaWiki is the directory in which the package mediawiki installs its programs.
 	mediaWiki = "/usr/share/mediawiki"
 	// webUser runs all programs of a server with the application mediawiki.
 	webUser = "www-data"
@@ -58,17 +59,17 @@ const (
 // dataDir contains the databases of a lab's servers.
 func dataDir(lab string) string { return filepath.Join(labsData, lab) }
 
-// wikiDir is the directory with the node's database and with MediaWiki's texts in the form that PHP
-// reads.
+// wikiDir returns a path in the node's copy of the wiki. The copy has the directory database of
+// MariaDB, and the directory texts with the texts of MediaWiki's user interface.
 func (n *Node) wikiDir(elem ...string) string {
 	return filepath.Join(append([]string{dataDir(n.lab.Name), n.Name}, elem...)...)
 }
 
-// databaseSocket is the address at which the node's PHP finds its database.
+// databaseSocket returns the socket at which MediaWiki connects to the node's database.
 func (n *Node) databaseSocket() string { return n.wikiDir("database", "socket") }
 
-// mariaDB returns the node's database server. Only processes of the node reach it. So it has no
-// passwords, and no tables of users.
+// mariaDB returns the node's database server. Only processes of the node can reach it, so it needs
+// no users and no passwords (--skip-grant-tables).
 func (n *Node) mariaDB() Process {
 	return Process{
 		Name: "mariadb", node: n, port: mariaDBPort, limited: n.cpus() > 0,
@@ -79,7 +80,8 @@ func (n *Node) mariaDB() Process {
 			"--bind-address=127.0.0.1", "--port=" + strconv.Itoa(mariaDBPort),
 			"--skip-grant-tables", "--performance-schema=OFF", "--max-connections=4200",
 			"--innodb-buffer-pool-size=128M", "--innodb-log-file-size=16M",
-			// The database is a copy, which nobody misses after a crash.
+			// Writes are fast and not durable: after a crash, nobody needs this copy of the
+			// database.
 			"--innodb-flush-log-at-trx-commit=0", "--innodb-use-native-aio=0",
 		},
 	}
@@ -96,7 +98,8 @@ func (n *Node) memcached() Process {
 	}
 }
 
-// phpModule returns the file of Apache's module for PHP. Its name contains the version of PHP.
+// phpModule returns the file of Apache's module for PHP. Its name contains the version of PHP. Of
+// several versions, phpModule returns the last one in alphabetical order.
 func phpModule() (string, error) {
 	files, err := filepath.Glob("/usr/lib/apache2/modules/libphp*.so")
 	if err == nil && len(files) == 0 {
@@ -129,9 +132,9 @@ func (t Topology) checkMediaWiki() error {
 	if !slices.Contains(t.Applications, MediaWiki) {
 		return nil
 	}
-	_, module := phpModule()
-	_, version := mediaWikiVersion()
-	err := errors.Join(module, version)
+	_, noModule := phpModule()
+	_, noVersion := mediaWikiVersion()
+	err := errors.Join(noModule, noVersion)
 	for _, program := range []string{"apache2", "php", "mariadbd", "memcached", "setpriv", "cp"} {
 		_, missing := exec.LookPath(program)
 		err = errors.Join(err, missing)
@@ -150,9 +153,10 @@ func (n *Node) writeMediaWikiConfig() error {
 	})
 }
 
-// prepareWikis gives each server with the application mediawiki a copy of the wiki.
+// prepareWikis gives each server with the application mediawiki a copy of the wiki. If no earlier
+// lab has kept such a wiki, prepareWikis first imports it.
 func (l *Lab) prepareWikis(ctx context.Context) error {
-	// A lab that a reboot ended may have left data.
+	// After a reboot, data of an earlier lab with this name may be left.
 	if err := os.RemoveAll(dataDir(l.Name)); err != nil {
 		return err
 	}
@@ -186,14 +190,15 @@ func (l *Lab) prepareWikis(ctx context.Context) error {
 	return nil
 }
 
-// importWiki makes the database of the wiki on the node and moves it to a directory, from which
-// servers copy it. All processes run in the node's network namespace, so Down ends them, too.
+// importWiki makes the database of the wiki on the node, and moves it to the directory target, from
+// which servers copy it. All processes of the import run in the node's network namespace, so Down
+// can end them.
 func (n *Node) importWiki(ctx context.Context, target string) error {
 	if err := n.makeWikiDir(); err != nil {
 		return err
 	}
 	database := n.mariaDB()
-	database.limited = false
+	database.limited = false // the limit of CPU time is for experiments
 	if err := database.Start(ctx); err != nil {
 		return err
 	}
@@ -210,7 +215,7 @@ func (n *Node) importWiki(ctx context.Context, target string) error {
 	return err
 }
 
-// makeWikiDir makes the directories of an empty wiki.
+// makeWikiDir makes the directories of an empty wiki, and gives them to webUser.
 func (n *Node) makeWikiDir() error {
 	owner, err := user.Lookup(webUser)
 	if err != nil {
@@ -228,9 +233,9 @@ func (n *Node) makeWikiDir() error {
 
 // fillWiki has MediaWiki make its tables and import the pages.
 func (n *Node) fillWiki(ctx context.Context) error {
-	made := n.wikiDir("LocalSettings.php") // the lab has its own
-	defer os.Remove(made)
-	err := n.maintain(ctx, made, "install.php", "--confpath", n.wikiDir(),
+	installed := n.wikiDir("LocalSettings.php") // written by install.php; the lab uses its own later
+	defer os.Remove(installed)
+	err := n.maintain(ctx, installed, "install.php", "--confpath", n.wikiDir(),
 		"--dbtype", "mysql", "--dbserver", "localhost:"+n.databaseSocket(), "--dbname", "wiki",
 		"--dbuser", "root", "--dbpass", "", "--pass", rand.Text(), "--server", "http://wiki.test",
 		"--scriptpath", wiki.Path, "Generated wiki", "Administrator")
@@ -259,7 +264,8 @@ func (n *Node) fillWiki(ctx context.Context) error {
 	return nil
 }
 
-// maintain runs one of MediaWiki's maintenance scripts with a configuration.
+// maintain runs one of MediaWiki's maintenance scripts as webUser. settings is the file of
+// MediaWiki's configuration.
 func (n *Node) maintain(ctx context.Context, settings, script string, args ...string) error {
 	command := append([]string{
 		"--reuid=" + webUser, "--regid=" + webUser, "--clear-groups",

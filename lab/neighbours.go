@@ -10,14 +10,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// resolvable is the number of neighbours that the lab leaves to the kernel to resolve. All
-// namespaces together may have 1024 (net.ipv6.neigh.default.gc_thresh3), and the link-local address
-// of a neighbour counts as another one. Beyond that number the kernel drops packets. Permanent
-// neighbours do not count.
+// resolvable is the largest number of neighbours that the lab leaves to the kernel to resolve. All
+// namespaces of the machine together can have 1024 entries (net.ipv6.neigh.default.gc_thresh3), and
+// a neighbour may need two: one for its link-local address. With more entries, the kernel drops
+// packets. Permanent entries do not count.
 const resolvable = 512
 
-// addNeighbours adds permanent neighbours on servers and balancers, if there are too many of them
-// for the kernel to resolve. Servers send signals to balancers, and pass connections on to each other.
+// addNeighbours adds permanent neighbour entries on servers and balancers, if the kernel cannot
+// resolve so many neighbours. Each server needs each balancer, and each balancer each server. If a
+// service hunts, each server also needs the other servers, to which it passes connections on.
 func (l *Lab) addNeighbours() error {
 	servers, balancers := l.Topology.specs(RoleServer), l.Topology.specs(RoleBalancer)
 	hunts := slices.ContainsFunc(l.Topology.Services, Service.hunts)
@@ -53,7 +54,7 @@ func (l *Lab) addNeighbours() error {
 	return nil
 }
 
-// mac returns the address of the node's link to the fabric.
+// mac returns the Ethernet address of the node's uplink.
 func (n *Node) mac() (mac net.HardwareAddr, err error) {
 	err = n.netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(uplink)
@@ -65,21 +66,27 @@ func (n *Node) mac() (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-// addNeighbours adds the other nodes of a list as permanent neighbours. The map has the addresses
-// of their links, by name.
-func (n *Node) addNeighbours(others []Spec, macs map[string]net.HardwareAddr) error {
+// addNeighbours adds permanent entries for the IPv6 addresses of the neighbours, except for the
+// node itself. macs has the Ethernet address of each neighbour, by name.
+func (n *Node) addNeighbours(neighbours []Spec, macs map[string]net.HardwareAddr) error {
 	err := n.netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(uplink)
-		for _, other := range others {
-			if other.Name == n.Name || err != nil {
+		if err != nil {
+			return err
+		}
+		for _, neighbour := range neighbours {
+			if neighbour.Name == n.Name {
 				continue
 			}
-			err = h.NeighAdd(&netlink.Neigh{
+			err := h.NeighAdd(&netlink.Neigh{
 				LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT,
-				IP: other.IPv6.AsSlice(), HardwareAddr: macs[other.Name],
+				IP: neighbour.IPv6.AsSlice(), HardwareAddr: macs[neighbour.Name],
 			})
+			if err != nil {
+				return err
+			}
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("%s: add neighbours: %w", n.Name, err)

@@ -12,13 +12,14 @@ import (
 )
 
 // NotifySocket receives the state notifications of one process: datagrams of NAME=VALUE lines, as
-// sd_notify(3) describes. It exists only during a wait.
+// sd_notify(3) describes. It exists only while the lab waits for a state.
 type NotifySocket struct {
 	conn *net.UnixConn
 	path string
 }
 
-// ListenNotify opens a socket at a path. An interrupted wait may have left another one there.
+// ListenNotify opens a socket at a path. It replaces a socket that an interrupted wait has left
+// there.
 func ListenNotify(path string) (*NotifySocket, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, err
@@ -37,7 +38,8 @@ func (s *NotifySocket) Close() {
 }
 
 // Await returns when the states have arrived in the given order. It returns an error if the context
-// ends, or if the process ends, which closes exited.
+// ends first. It also returns an error if the process ends first: whoever waits for the process
+// then closes exited.
 func (s *NotifySocket) Await(ctx context.Context, exited <-chan struct{}, states ...string) error {
 	done := make(chan error, 1)
 	go func() { done <- s.read(states) }()
@@ -50,11 +52,12 @@ func (s *NotifySocket) Await(ctx context.Context, exited <-chan struct{}, states
 	case <-ctx.Done():
 		err = fmt.Errorf("waiting for %s: %w", strings.Join(states, ", "), context.Cause(ctx))
 	}
-	s.conn.Close() // ends read
+	s.conn.Close() // so that read returns
 	<-done
 	return err
 }
 
+// read returns when the states have arrived in the given order.
 func (s *NotifySocket) read(states []string) error {
 	buf := make([]byte, 4096)
 	for len(states) > 0 {

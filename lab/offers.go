@@ -11,16 +11,17 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 )
 
-// Offers describes how a server accepts the connections of a service, and counts the offered
-// connections by outcome since the agent was attached.
+// Offers describes by which policy a server accepts the connections of a service, and counts the
+// connections that were offered to the server since its agent was attached, by outcome.
 type Offers struct {
 	Service string `json:"service"`
 	Server  string `json:"server"`
 	*agent.AcceptState
 }
 
-// Offers reads the offers of all services with placement hunt from the servers' data paths, in the
-// order of the topology. It leaves out servers without an attached agent.
+// Offers returns the offers of each service with placement hunt on each server, in the order of the
+// topology. It reads them from the data paths of the servers. It leaves out servers whose agent is
+// not attached.
 func (l *Lab) Offers() ([]Offers, error) {
 	byServer := make(map[string]map[string]*agent.AcceptState)
 	for _, spec := range l.Topology.specs(RoleServer) {
@@ -44,8 +45,8 @@ func (l *Lab) Offers() ([]Offers, error) {
 	return all, nil
 }
 
-// AcceptStates returns how a server's services accept connections, by service name. It returns
-// fs.ErrNotExist if no agent is attached.
+// AcceptStates returns the policy and the counts of each service of a server, by the name of the
+// service. It returns fs.ErrNotExist if no agent is attached.
 func (n *Node) AcceptStates() (map[string]*agent.AcceptState, error) {
 	states := make(map[string]*agent.AcceptState)
 	err := n.Do(func() error { // sockets are visible only in their own network namespace
@@ -66,16 +67,18 @@ func (n *Node) AcceptStates() (map[string]*agent.AcceptState, error) {
 	return states, err
 }
 
-// writeOffers prints a table and an empty line. It prints nothing if no service hunts.
+// writeOffers prints a table of offers and an empty line. It prints nothing if there are no offers.
 func writeOffers(w io.Writer, all []Offers) {
 	if len(all) == 0 {
 		return
 	}
 	table := newTable(w)
-	fmt.Fprintln(table, "hunting service\tserver\tpolicy\tload\tthreshold\toffered\taccepted\trefused\trefused down\thanded back\ttaken back\tforced\t")
+	fmt.Fprintln(table, "hunting service\tserver\tpolicy\tload\tthreshold\toffered\taccepted\trefused\t"+
+		"refused down\thanded back\ttaken back\tforced\t")
 	for _, o := range all {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", o.Service, o.Server, o.Policy, o.DescribeLoad(),
-			o.DescribeThreshold(), o.Offered, o.Accepted, o.Offers["refused"],
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n",
+			o.Service, o.Server, o.Policy, o.DescribeLoad(), o.DescribeThreshold(),
+			o.Offered, o.Accepted, o.Offers["refused"],
 			o.Offers["refused_down"], o.Offers["returned"], o.Offers["taken_back"], o.Offers["forced"])
 	}
 	table.Flush()

@@ -13,24 +13,24 @@ import (
 	"github.com/segue-lb/segue/internal/netdev"
 )
 
-// prepareForXDP prepares the fabric's end of a cable for a node that runs XDP natively at the other
-// end. It works on an interface in the calling thread's network namespace.
+// prepareForXDP prepares an interface whose peer, at the other end of the cable, runs XDP natively.
+// The interface is in the calling thread's network namespace. The role is that of the peer's node.
 func prepareForXDP(name string, role Role) error {
-	// A frame that the node sends by XDP_TX or redirect arrives here without an sk_buff. veth
-	// accepts such frames only while NAPI runs, and attaching any XDP program starts NAPI. Without
-	// a program the frames are dropped and counted as xdp_tx_errors.
+	// A frame that the peer sends by XDP_TX or redirect arrives here without an sk_buff. veth
+	// accepts such frames only while NAPI runs, and otherwise counts them as xdp_tx_errors. NAPI
+	// runs while any XDP program is attached.
 	if err := attachPass(name); err != nil {
 		return fmt.Errorf("attach XDP pass program: %w", err)
 	}
-	// NAPI also enables GRO. GRO would merge segments inside SRv6 or a tunnel while they have
-	// partial checksums, which corrupts them.
+	// NAPI also enables GRO, which would corrupt packets: it would merge TCP segments inside SRv6
+	// or a tunnel that have only partial checksums.
 	if err := netdev.SetOffloads(name, false, netdev.GRO); err != nil {
 		return err
 	}
 	if role == RoleBalancer {
-		// Senders in other namespaces leave checksums and segmentation to a network card, but there
-		// is none. A balancer encapsulates packets as they are, so both must be done before packets
-		// reach it.
+		// Senders in other namespaces leave checksums and segmentation to a network card, and here
+		// is none. A balancer does not complete packets before it encapsulates them. So this
+		// interface must complete the packets that it sends to the balancer.
 		if err := netdev.SetOffloads(name, false, netdev.Checksum); err != nil {
 			return err
 		}
@@ -38,8 +38,8 @@ func prepareForXDP(name string, role Role) error {
 	return nil
 }
 
-// attachPass attaches an XDP program that passes every packet, natively. It stays attached while
-// the interface exists.
+// attachPass attaches, in native mode, an XDP program that passes every packet. The program stays
+// attached while the interface exists.
 func attachPass(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

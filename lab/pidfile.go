@@ -16,10 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidFile is the path of a file that identifies a process by its PID and its start time. No two
-// processes have both in common. The file may be missing.
+// pidFile is the path of a file with the PID and the start time of a process. Together they
+// identify the process, because a PID that is reused has another start time. The file may be
+// missing.
 type pidFile string
 
+// write stores the process in the file. It returns errEnded if the process has ended.
 func (f pidFile) write(pid int) error {
 	start, err := startTime(pid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -31,7 +33,7 @@ func (f pidFile) write(pid int) error {
 	return os.WriteFile(string(f), fmt.Appendf(nil, "%d %s\n", pid, start), 0o644)
 }
 
-// read returns the content of the file.
+// read returns the PID and the start time in the file.
 func (f pidFile) read() (pid int, start string, err error) {
 	text, err := os.ReadFile(string(f))
 	if err != nil {
@@ -44,7 +46,7 @@ func (f pidFile) read() (pid int, start string, err error) {
 	return pid, start, nil
 }
 
-// alive returns the PID of the process, and whether it runs.
+// alive returns the PID in the file, and whether the process still runs.
 func (f pidFile) alive() (pid int, alive bool) {
 	pid, start, err := f.read()
 	if err != nil {
@@ -54,14 +56,15 @@ func (f pidFile) alive() (pid int, alive bool) {
 	return pid, err == nil && now == start
 }
 
-// holds tells whether a PID belongs to this process, and not to a later process with the same PID.
+// holds tells whether the process with this PID is the one in the file, and not a later one with
+// the same PID.
 func (f pidFile) holds(pid int) bool {
 	own, alive := f.alive()
 	return alive && own == pid
 }
 
-// end ends the process with a signal, waits until it has ended, and removes the file. It returns
-// nil if the process does not run.
+// end sends a signal to the process, waits until it has ended, and removes the file. If the process
+// does not run, it only removes the file.
 func (f pidFile) end(signal unix.Signal) error {
 	if pid, alive := f.alive(); alive {
 		if err := endProcess(pid, f.holds, signal); err != nil {
@@ -82,7 +85,7 @@ func startTime(pid int) (string, error) {
 }
 
 // sessionOf returns the session of a process: field 6 of /proc/PID/stat. It returns 0 if the
-// process has ended. Each process of the lab leads a session, whose number is the process's PID.
+// process has ended. Each Process starts a session, whose number is the PID of the Process.
 func sessionOf(pid int) int {
 	fields, err := statOf(pid)
 	if err != nil {
@@ -92,8 +95,8 @@ func sessionOf(pid int) int {
 	return session
 }
 
-// statOf returns the fields of /proc/PID/stat from the third on, indexed by their numbers in
-// proc_pid_stat(5). A zombie counts as a process that has ended.
+// statOf returns the fields 3 to 22 of /proc/PID/stat, indexed by their numbers in
+// proc_pid_stat(5). It returns fs.ErrNotExist if the process has ended, also if it is a zombie.
 func statOf(pid int) (fields [23]string, err error) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if errors.Is(err, unix.ESRCH) {
@@ -102,7 +105,8 @@ func statOf(pid int) (fields [23]string, err error) {
 	if err != nil {
 		return fields, err
 	}
-	// Field 2, the command in parentheses, may contain any characters. Field 3 is the state.
+	// Field 2, the command in parentheses, may itself contain blanks and parentheses. So the fields
+	// after it are those behind the last parenthesis. Field 3 is the state.
 	words := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if copy(fields[3:], words) < len(fields)-3 {
 		return fields, fmt.Errorf("process %d: too few fields in %q", pid, stat)
@@ -113,8 +117,9 @@ func statOf(pid int) (fields [23]string, err error) {
 	return fields, nil
 }
 
-// withPidfd calls f with a file descriptor that refers to the process even if its PID is reused. It
-// does nothing if the process has ended, or if meant returns false for it.
+// withPidfd calls f with a file descriptor of the process, which never refers to another process
+// with the same PID. It does nothing if the process has ended. It also does nothing if meant
+// returns false: then the PID belongs to a process that the caller does not mean.
 func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -124,6 +129,7 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
+	// Ask only now: if the PID is of the process that the caller means, then fd is, too.
 	if !meant(pid) {
 		return nil
 	}
@@ -133,11 +139,11 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 	return nil
 }
 
-// endProcess sends a signal to a process and waits until the process has ended. After stopTimeout
-// it kills the process.
+// endProcess sends a signal to a process, once a second until the process has ended. After
+// stopTimeout it kills the process. It does nothing if meant returns false (withPidfd).
 func endProcess(pid int, meant func(pid int) bool, signal unix.Signal) error {
 	return withPidfd(pid, meant, func(fd int) error {
-		// nginx loses signals that arrive while it starts, so the signal is sent repeatedly.
+		// The signal is sent repeatedly, because nginx loses signals that arrive while it starts.
 		for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline); {
 			ended, err := signalAndWait(fd, signal, time.Second)
 			if ended || err != nil {
@@ -160,7 +166,8 @@ func signalAndWait(fd int, signal unix.Signal, timeout time.Duration) (ended boo
 	return pollPidfd(fd, timeout)
 }
 
-// pollPidfd waits until a process ends, and tells whether it ended within the timeout.
+// pollPidfd waits until a process ends, at most for the timeout. It tells whether the process
+// ended.
 func pollPidfd(fd int, timeout time.Duration) (bool, error) {
 	deadline := time.Now().Add(timeout)
 	for {
@@ -188,8 +195,9 @@ func processesIn(namespacePath string) ([]int, error) {
 	return pids, nil
 }
 
+// isIn tells whether a process is in the network namespace at a path. The answer is no if either
+// has vanished.
 func isIn(pid int, namespacePath string) bool {
-	// The process and the namespace may vanish at any time. The answer is no then.
 	namespace, err := os.Stat(namespacePath)
 	if err != nil {
 		return false
@@ -198,6 +206,7 @@ func isIn(pid int, namespacePath string) bool {
 	return err == nil && os.SameFile(namespace, own)
 }
 
+// removeFile removes a file. It returns nil if the file does not exist.
 func removeFile(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -29,9 +29,9 @@ const (
 	maxServers   = 128
 )
 
-// Names of interfaces. The uplink of the client is its link to the edge router. The uplink of all
-// other nodes is their link to the fabric; the fabric has none. The edge router's links to
-// balancers with two arms are named after the balancers.
+// Names of interfaces. The client's uplink is its link to the edge router. The uplink of each other
+// node is its link to the fabric. The fabric has no uplink. The edge router's link to a balancer
+// with two arms has the name of the balancer.
 const (
 	uplink   = "eth0"
 	downlink = "eth1" // the edge router's link to the client
@@ -44,26 +44,33 @@ const (
 var (
 	clientNet6 = netip.MustParsePrefix("2001:db8:c::/64")
 	clientNet4 = netip.MustParsePrefix("198.51.100.0/24")
-	// All addresses of these prefixes are the client's, too. The edge router routes them to it.
+	// The client also accepts packets to all addresses of these two prefixes, and the edge router
+	// sends such packets to the client.
 	clients6   = netip.MustParsePrefix("2001:db8:d::/120")
 	clients4   = netip.MustParsePrefix("198.18.0.0/24") // RFC 2544
 	fabricNet6 = netip.MustParsePrefix("fd00:fab::/64")
 	fabricNet4 = netip.MustParsePrefix("10.77.0.0/24")
-	outerNets6 = netip.MustParsePrefix("fd00:ed::/48") // fd00:ed:0:<i>::/64, the edge router's links to balancers
-	outerNets4 = netip.MustParsePrefix("10.78.0.0/16") // 10.78.<i>.0/24
+	// The link between the edge router and balancer i, if balancers have two arms, has the prefixes
+	// fd00:ed:0:<i>::/64 and 10.78.<i>.0/24. Here and below, i is hexadecimal in IPv6 prefixes.
+	outerNets6 = netip.MustParsePrefix("fd00:ed::/48")
+	outerNets4 = netip.MustParsePrefix("10.78.0.0/16")
 
-	balancerLocators = netip.MustParsePrefix("fd00:6c::/48") // fd00:6c:0:<i>::/64
-	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // fd00:5:0:<j>::/64
+	balancerLocators = netip.MustParsePrefix("fd00:6c::/48") // of balancer i: fd00:6c:0:<i>::/64
+	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // of server j: fd00:5:0:<j>::/64
 )
 
 // reserved tells whether an address is in a prefix that the lab itself uses.
 func reserved(addr netip.Addr) bool {
-	own := []netip.Prefix{clientNet6, clientNet4, clients6, clients4, fabricNet6, fabricNet4, outerNets6, outerNets4, balancerLocators, serverLocators}
+	own := []netip.Prefix{
+		clientNet6, clientNet4, clients6, clients4, fabricNet6, fabricNet4, outerNets6, outerNets4,
+		balancerLocators, serverLocators,
+	}
 	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// ClientAddresses returns n further addresses of the client in the family of the VIP, at most 254.
-// A load generator that uses several has more ports.
+// ClientAddresses returns n addresses of clients6 or clients4, in the family of the VIP, at most
+// 254. A load generator that uses n addresses can have n times as many connections to a VIP at a
+// time.
 func ClientAddresses(vip netip.Addr, n int) []netip.Addr {
 	prefix := clients6
 	if vip.Is4() {
@@ -76,11 +83,11 @@ func ClientAddresses(vip netip.Addr, n int) []netip.Addr {
 	return addresses
 }
 
-// Spec describes a node, as it follows from the topology.
+// Spec has the properties of a node that follow from the topology.
 type Spec struct {
 	Name string `json:"name"`
 	Role Role   `json:"role"`
-	// IPv6 and IPv4 are the node's addresses on its uplink. The fabric has none.
+	// IPv6 and IPv4 are the node's addresses on its uplink. The fabric has no addresses.
 	IPv6 netip.Addr `json:"ipv6,omitzero"`
 	IPv4 netip.Addr `json:"ipv4,omitzero"`
 	// Outer6 and Outer4 are the addresses of a balancer with two arms on its link to the edge
@@ -93,8 +100,9 @@ type Spec struct {
 	Application Application `json:"application,omitempty"`
 }
 
-// Specs lists the topology's nodes: fabric, edge, client, the balancers from lb1 and the servers
-// from s1.
+// Specs lists the topology's nodes: fabric, edge, client, the balancers from lb1 on, and the
+// servers from s1 on. On the fabric, balancer i has the addresses fd00:fab::1:<i> and
+// 10.77.0.<10+i>, and server j has fd00:fab::2:<j> and 10.77.0.<100+j>.
 func (t Topology) Specs() []Spec {
 	specs := []Spec{
 		{Name: "fabric", Role: RoleFabric},
@@ -122,13 +130,14 @@ func (t Topology) Specs() []Spec {
 	return specs
 }
 
-// hasOuter tells whether a node is a balancer with two arms.
+// hasOuter tells whether the node is a balancer with two arms.
 func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
 
-// outerGateways returns the edge router's addresses on the link to a balancer with two arms.
+// outerGateways returns the edge router's addresses on its link to this balancer, which has two
+// arms: first the IPv6 address, then the IPv4 address. They are one less than the balancer's.
 func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
 
-// outside returns the addresses by which clients' packets reach a balancer.
+// outside returns the balancer's addresses that the edge router uses as next hops of the VIPs.
 func (s Spec) outside() (ipv6, ipv4 netip.Addr) {
 	if s.hasOuter() {
 		return s.Outer6, s.Outer4
@@ -149,27 +158,30 @@ func (t Topology) specs(role Role) []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role != role })
 }
 
-// fabricSpecs returns the nodes at the fabric. The fabric's ports are named after them.
+// fabricSpecs returns the nodes with a link to the fabric: all but the fabric itself and the
+// client. Each of the fabric's ports has the name of its node.
 func (t Topology) fabricSpecs() []Spec {
-	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role == RoleFabric || s.Role == RoleClient })
+	return slices.DeleteFunc(t.Specs(), func(s Spec) bool {
+		return s.Role == RoleFabric || s.Role == RoleClient
+	})
 }
 
-// enumerate joins the names of nodes. It writes three or more names with consecutive numbers as s1
-// to s4.
+// enumerate joins the names of nodes by commas. It writes three or more names with consecutive
+// numbers as a range, such as "s1 to s4".
 func enumerate(names []string) string {
 	var parts []string
-	for i := 0; i < len(names); {
-		end := i + 1
-		for end < len(names) && names[end] == successor(names[end-1]) {
-			end++
+	for len(names) > 0 {
+		run := 1 // the number of names with consecutive numbers
+		for run < len(names) && names[run] == successor(names[run-1]) {
+			run++
 		}
-		if end-i < 3 {
-			end = i + 1
-			parts = append(parts, names[i])
+		if run >= 3 {
+			parts = append(parts, names[0]+" to "+names[run-1])
+			names = names[run:]
 		} else {
-			parts = append(parts, names[i]+" to "+names[end-1])
+			parts = append(parts, names[0])
+			names = names[1:]
 		}
-		i = end
 	}
 	return strings.Join(parts, ", ")
 }
@@ -185,7 +197,8 @@ func successor(name string) string {
 	return kind + strconv.Itoa(number+1)
 }
 
-// host returns address number n of a prefix.
+// host returns the nth address of a prefix: it adds n to the last 32 bits of the first address,
+// which must be zero where n has bits.
 func host(prefix netip.Prefix, n int) netip.Addr {
 	addr := prefix.Addr().AsSlice()
 	low := addr[len(addr)-4:]
@@ -194,7 +207,7 @@ func host(prefix netip.Prefix, n int) netip.Addr {
 	return a
 }
 
-// locator returns the /64 whose fourth group is n, written in hexadecimal.
+// locator returns the /64 of a /48 whose fourth group of 16 bits is n.
 func locator(prefix netip.Prefix, n int) netip.Prefix {
 	addr := prefix.Addr().As16()
 	binary.BigEndian.PutUint16(addr[6:], uint16(n))

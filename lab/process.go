@@ -17,24 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a program that runs on a node while the lab is up. It outlives the process that
-// started it, because its PID file is on disk.
+// Process is a program that runs on a node while the lab is up. It goes on when the process that
+// started it ends: later processes find it by its PID file.
 type Process struct {
 	Name string
 	node *Node
 	args []string
 	// daemon tells that the process supports systemd's notification protocol and reloads on SIGHUP.
-	// Other processes are ready when their TCP port accepts connections, or at once if they have none.
+	// Without it, the process is ready when it accepts connections on the TCP port. If port is 0,
+	// it is ready at once.
 	daemon bool
 	port   uint16
 	// limited tells that the process shares the limit of CPU time of the node's application.
 	limited bool
 
-	// exited is closed when a child of this process has ended and has been waited for.
+	// exited is closed when the process has ended and has been reaped. It is nil unless the present
+	// process has started the process.
 	exited chan struct{}
 }
 
-// Timeouts for processes, much longer than they need on a busy machine.
+// Timeouts for processes. Even on a busy machine, processes need much less time.
 const (
 	readyTimeout = 30 * time.Second
 	stopTimeout  = 10 * time.Second
@@ -42,8 +44,10 @@ const (
 
 var errEnded = errors.New("the process ended")
 
+// String returns the names of node and process, such as "s1 agent".
 func (p *Process) String() string { return p.node.Name + " " + p.Name }
 
+// file returns the path of the process's file in a directory of the lab's state.
 func (p *Process) file(dir, suffix string) string {
 	return p.node.lab.path(dir, p.node.Name+"-"+p.Name+suffix)
 }
@@ -51,9 +55,14 @@ func (p *Process) file(dir, suffix string) string {
 // LogPath returns the file with the process's standard output and standard error.
 func (p *Process) LogPath() string { return p.file("log", ".log") }
 
+// untilReady returns a context that also ends after readyTimeout.
+func untilReady(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+}
+
 // Start starts the process, which must not be running, and waits until it is ready.
 func (p *Process) Start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+	ctx, cancel := untilReady(ctx)
 	defer cancel()
 	if err := p.start(ctx); err != nil {
 		return fmt.Errorf("start %s: %w%s", p, err, p.lastWords())
@@ -61,10 +70,10 @@ func (p *Process) Start(ctx context.Context) error {
 	return nil
 }
 
-// keepInherited marks all inherited file descriptors close-on-exec, so that the processes that this
-// process starts do not get them. Those processes outlive this one, and would otherwise hold the
-// lock of a flock(1), or somebody's pipe, until the lab is removed. Go never passes on its own
-// descriptors.
+// keepInherited marks all inherited file descriptors close-on-exec, so that the processes of
+// the lab do not get them. These processes outlive this one. They would otherwise hold the lock of
+// a flock(1), or somebody's pipe, until the lab is removed. Descriptors that Go itself opens have
+// the mark already.
 func keepInherited() error {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("keep inherited files: %w", err)
@@ -72,6 +81,7 @@ func keepInherited() error {
 	return nil
 }
 
+// start does the same as Start, without a timeout of its own.
 func (p *Process) start(ctx context.Context) error {
 	if pid, alive := p.pidFile().alive(); alive {
 		return fmt.Errorf("already runs as process %d", pid)
@@ -92,7 +102,7 @@ func (p *Process) start(ctx context.Context) error {
 	}
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// A session of its own keeps the terminal's signals from the process.
+	// In a session of its own, the process does not get signals from the terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var notify *NotifySocket
 	if p.daemon {
@@ -107,7 +117,7 @@ func (p *Process) start(ctx context.Context) error {
 	}
 	p.exited = make(chan struct{})
 	go func(exited chan struct{}) {
-		cmd.Wait() // only reaps; failures show in the work of the process
+		cmd.Wait() // to reap the process; its exit status does not matter
 		close(exited)
 	}(p.exited)
 	if err := p.pidFile().write(cmd.Process.Pid); err != nil {
@@ -122,8 +132,8 @@ func (p *Process) start(ctx context.Context) error {
 	return p.awaitPort(ctx)
 }
 
-// awaitPort returns when the process accepts connections. It polls, because the process does not
-// notify.
+// awaitPort returns when the process accepts connections on its port. It tries again and again,
+// because the process does not notify.
 func (p *Process) awaitPort(ctx context.Context) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -142,31 +152,33 @@ func (p *Process) awaitPort(ctx context.Context) error {
 	}
 }
 
-// lastWords returns the end of the log, to be shown with an error.
+// lastWords returns the last lines of the process's log, to be shown behind an error.
 func (p *Process) lastWords() string {
+	const most = 5
 	text, err := os.ReadFile(p.LogPath())
 	if err != nil || len(text) == 0 {
 		return ""
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	lines = lines[max(0, len(lines)-5):]
+	lines = lines[max(0, len(lines)-most):]
 	return "\n    " + strings.Join(lines, "\n    ")
 }
 
 // Stop ends the process with SIGTERM and waits until it has ended. After stopTimeout, Stop kills
-// the process. It returns nil if the process does not run. Stop also ends processes that it has
-// left behind, such as the workers of a killed nginx.
+// the process. Stop also kills the remaining processes of its session, such as the workers of an
+// nginx that was killed. It returns nil if nothing runs.
 func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 
-// Kill ends the process with SIGKILL and waits until it has ended.
+// Kill does the same as Stop, with SIGKILL from the start.
 func (p *Process) Kill() error { return p.end(unix.SIGKILL) }
 
+// end sends a signal to the process, waits until it has ended, and kills the rest of its session.
 func (p *Process) end(signal unix.Signal) error {
-	session, _, unknown := p.pidFile().read()
+	session, _, errRead := p.pidFile().read() // the PID is also the number of the session
 	err := p.pidFile().end(signal)
-	if err == nil && unknown == nil {
-		left := func(pid int) bool { return sessionOf(pid) == session }
-		err = killAll(p.node.namespacePath(), left)
+	if err == nil && errRead == nil {
+		inSession := func(pid int) bool { return sessionOf(pid) == session }
+		err = killAll(p.node.namespacePath(), inSession)
 	}
 	if err != nil {
 		return fmt.Errorf("end %s: %w", p, err)
@@ -179,7 +191,7 @@ func (p *Process) end(signal unix.Signal) error {
 
 // Reload sends SIGHUP to a daemon and waits until the daemon has reloaded its configuration.
 func (p *Process) Reload(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+	ctx, cancel := untilReady(ctx)
 	defer cancel()
 	notify, err := ListenNotify(p.file("run", ".notify"))
 	if err != nil {
@@ -202,8 +214,8 @@ func (p *Process) Signal(signal unix.Signal) error {
 	if !alive {
 		return fmt.Errorf("signal %s: the process does not run", p)
 	}
-	err := withPidfd(pid, file.holds, func(fd int) error { return unix.PidfdSendSignal(fd, signal, nil, 0) })
-	if err != nil {
+	send := func(fd int) error { return unix.PidfdSendSignal(fd, signal, nil, 0) }
+	if err := withPidfd(pid, file.holds, send); err != nil {
 		return fmt.Errorf("signal %s: %w", p, err)
 	}
 	return nil

@@ -12,8 +12,8 @@ import (
 // Restart ends processes of a node and starts them again. Without names it restarts all. It ends
 // them by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
 // started. Balancers and agents run Options.Segue, which may be another build than before. Restart
-// returns the processes when all of them are ready. The process that keeps back packets is not one of
-// them; Impair starts it.
+// returns the processes when all of them are ready. The process that keeps back packets is not one
+// of them; Impair starts it.
 func (l *Lab) Restart(
 	ctx context.Context, node string, names []string, kill bool,
 ) ([]*Process, error) {
@@ -43,7 +43,7 @@ func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 		return nil, err
 	}
 	var all []string   // the names of the node's processes
-	var nodes []string // nodes with processes
+	var nodes []string // the node of each process of the lab
 	for _, p := range l.Processes {
 		nodes = append(nodes, p.node.Name)
 		if p.node == n {

@@ -25,10 +25,10 @@ import (
 // Edge describes the edge router.
 type Edge struct {
 	// Router is the software by which the edge router learns the routes of the VIPs from the
-	// balancers. It is empty by default: the lab configures the routes.
+	// balancers. If it is empty, the lab itself configures these routes (SetNextHops).
 	Router Router `yaml:"router,omitempty"`
-	// BFD tells whether edge router and balancers watch each other by BFD. On balancers, BIRD speaks
-	// BFD, in a process of its own.
+	// BFD tells whether edge router and balancers watch each other by BFD. On each balancer, a
+	// process of BIRD speaks BFD.
 	BFD bool `yaml:"bfd,omitempty"`
 }
 
@@ -44,20 +44,20 @@ const (
 var routers = []Router{FRR, BIRD}
 
 const (
-	// Private AS numbers (RFC 6996).
+	// The AS numbers are private ones (RFC 6996).
 	edgeASN     = 64512
 	balancerASN = 64600
 	bgpPort     = 179
-	// frrDir has the daemons of FRR, which are not meant to be called from a shell.
+	// frrDir contains the daemons of FRR, which are not in the PATH.
 	frrDir = "/usr/lib/frr"
-	// frrUser runs the daemons. They refuse to run as root.
+	// frrUser is the user as which FRR's daemons run. They give up root by themselves.
 	frrUser = "frr"
 )
 
 // checkRouter returns an error if the edge router's software is not installed.
 func (t Topology) checkRouter() error {
 	if t.Edge.Router != FRR {
-		return nil // the command line of BIRD is checked like all others
+		return nil // Up looks for BIRD, as for the command of each process; FRR's command is a shell
 	}
 	for _, daemon := range []string{"zebra", "bgpd", "bfdd"} {
 		if _, err := exec.LookPath(filepath.Join(frrDir, daemon)); err != nil {
@@ -67,7 +67,7 @@ func (t Topology) checkRouter() error {
 	return nil
 }
 
-// router returns the process of the edge router's software.
+// router returns the process of the edge router's software, or the zero Process if it has none.
 func (n *Node) router() Process {
 	switch n.lab.Topology.Edge.Router {
 	case FRR:
@@ -80,15 +80,15 @@ func (n *Node) router() Process {
 	return Process{}
 }
 
-// bfd returns the process that speaks BFD on a balancer. It is ready at once: it listens on no TCP
-// port.
+// bfd returns the process that speaks BFD on a balancer. The lab does not wait until it is ready,
+// because it listens on no TCP port.
 func (n *Node) bfd() Process {
 	return Process{Name: "bfd", args: []string{
 		"bird", "-f", "-c", n.configPath("bfd.conf"), "-s", n.lab.path("run", n.Name+"-bfd.ctl"),
 	}}
 }
 
-// writeBFD writes the configuration of the process that speaks BFD.
+// writeBFD writes the configuration of the balancer's process bfd, if the lab uses BFD.
 func (n *Node) writeBFD() error {
 	if !n.lab.Topology.Edge.BFD {
 		return nil
@@ -100,7 +100,7 @@ func (n *Node) writeBFD() error {
 	return n.writeConfig("bfd.conf", c)
 }
 
-// routerConfig is what the configurations of all routers name.
+// routerConfig has the values that the configurations of FRR, of BIRD and of the process bfd use.
 type routerConfig struct {
 	Dir      string // the router's own directory, for sockets
 	FRR      string // the directory of FRR's daemons
@@ -110,35 +110,36 @@ type routerConfig struct {
 	Sessions []routerSession
 	VIPs     []netip.Prefix
 	BFD      bool
-	// Interface leads to the other end of all sessions. It is for balancers only.
+	// Interface is the balancer's interface to the edge router. Only the process bfd needs it.
 	Interface string
 }
 
-// routerSession is a session of the edge router.
+// routerSession is a BGP session of the edge router with a balancer, or the BFD session beside it.
 type routerSession struct {
-	Name     string // unique
-	Family   int    // 4 or 6
-	Local    netip.Addr
-	Neighbor netip.Addr
-	ASN      uint32
+	Name     string     // unique
+	Family   int        // 4 or 6
+	Local    netip.Addr // of the edge router
+	Neighbor netip.Addr // of the balancer
+	ASN      uint32     // of the balancer
 }
 
-// bgpSessions returns the addresses of the edge router's sessions to a balancer: one for each family.
+// bgpSessions returns the edge router's sessions with this balancer: one over IPv4, one over IPv6.
 func (n *Node) bgpSessions() []routerSession {
 	edge := n.lab.Node("edge")
-	local := []netip.Addr{edge.IPv4, edge.IPv6}
+	local6, local4 := edge.IPv6, edge.IPv4
 	if n.hasOuter() {
 		gateways := n.outerGateways()
-		local = []netip.Addr{gateways[1], gateways[0]}
+		local6, local4 = gateways[0], gateways[1]
 	}
 	ipv6, ipv4 := n.outside()
 	return []routerSession{
-		{Name: n.Name + "v4", Family: 4, Local: local[0], Neighbor: ipv4, ASN: balancerASN},
-		{Name: n.Name + "v6", Family: 6, Local: local[1], Neighbor: ipv6, ASN: balancerASN},
+		{Name: n.Name + "v4", Family: 4, Local: local4, Neighbor: ipv4, ASN: balancerASN},
+		{Name: n.Name + "v6", Family: 6, Local: local6, Neighbor: ipv6, ASN: balancerASN},
 	}
 }
 
-// bgp returns the BGP section of a balancer's configuration, or nil.
+// bgp returns the BGP section of the balancer's configuration. It returns nil if the edge router
+// runs no routing software.
 func (n *Node) bgp() *desired.BGP {
 	if n.lab.Topology.Edge.Router == "" {
 		return nil
@@ -152,9 +153,10 @@ func (n *Node) bgp() *desired.BGP {
 	return b
 }
 
+// bgpPasswordPath returns the file with the password of all BGP sessions.
 func (l *Lab) bgpPasswordPath() string { return l.path("bgp-password") }
 
-// writeRouter writes the files of the edge router's software.
+// writeRouter writes the files of the edge router's software, and the password of the BGP sessions.
 func (n *Node) writeRouter() error {
 	t := &n.lab.Topology
 	if t.Edge.Router == "" {
@@ -183,7 +185,7 @@ func (n *Node) writeRouter() error {
 		n.writeConfig("zebra.conf", c), n.writeConfig("bgpd.conf", c), n.writeConfig("bfdd.conf", c))
 }
 
-// own gives a directory to a user.
+// own makes the user with this name the owner of a directory.
 func own(dir, name string) error {
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -200,7 +202,8 @@ func own(dir, name string) error {
 func (l *Lab) awaitRoutes(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not after %v", readyTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout,
+		fmt.Errorf("not after %v", readyTimeout))
 	defer cancel()
 	for {
 		hops, err := l.NextHops()
@@ -216,17 +219,17 @@ func (l *Lab) awaitRoutes(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			vip := l.Topology.vips()[missing]
-			return fmt.Errorf("the edge router has learned the route of VIP %s from %v only: %w", vip, hops[vip],
-				context.Cause(ctx))
+			return fmt.Errorf("the edge router has learned the route of VIP %s from %v only: %w",
+				vip, hops[vip], context.Cause(ctx))
 		case <-tick.C:
 		}
 	}
 }
 
-// NextHops returns the balancers to which the edge router sends packets for each VIP, in the order of
-// their numbers. A VIP without a route is missing.
+// NextHops returns, for each VIP, the names of the balancers to which the edge router sends its
+// packets, in alphabetical order. VIPs without a route are missing.
 func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
-	names := map[string]string{}
+	names := map[string]string{} // of balancers, by their addresses
 	for _, name := range l.balancers() {
 		ipv6, ipv4 := l.Node(name).outside()
 		names[ipv6.String()], names[ipv4.String()] = name, name

@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// processes lists the processes of a node.
+// processes returns the processes that run on the node.
 func (n *Node) processes(o Options) []*Process {
 	var list []*Process
 	add := func(name string, p Process) {
@@ -44,13 +44,15 @@ func (n *Node) processes(o Options) []*Process {
 			add("echo", Process{args: args, daemon: true})
 		}
 		if !n.lab.Topology.Bare {
-			add("agent", Process{args: []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}, daemon: true})
+			args := []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}
+			add("agent", Process{args: args, daemon: true})
 		}
 	case n.Role == RoleEdge && n.lab.Topology.Edge.Router != "":
 		router := n.router()
 		add(router.Name, router)
 	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
-		add("lb", Process{args: []string{o.Segue, "lb", "-c", n.configPath("balancer.yaml")}, daemon: true})
+		args := []string{o.Segue, "lb", "-c", n.configPath("balancer.yaml")}
+		add("lb", Process{args: args, daemon: true})
 		if n.lab.Topology.Edge.BFD {
 			add("bfd", n.bfd())
 		}
@@ -59,6 +61,7 @@ func (n *Node) processes(o Options) []*Process {
 }
 
 // applicationCommand returns the command that runs the node's HTTP server in the foreground.
+// laboratory is the segue-lab executable.
 func (n *Node) applicationCommand(laboratory string) []string {
 	switch n.Application {
 	case Emulated:
@@ -66,28 +69,30 @@ func (n *Node) applicationCommand(laboratory string) []string {
 	case Apache, MediaWiki:
 		return n.apacheCommand()
 	}
-	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
+	return []string{
+		"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr",
+	}
 }
 
-// configPath returns the path of the file that a template is rendered to for the node.
+// configPath returns the path of the node's configuration file that is written by a template.
 func (n *Node) configPath(template string) string {
 	return n.lab.path("conf", n.Name+"-"+template)
 }
 
-// Instance returns the name, unique on this machine, of the node's balancer or agent.
+// Instance returns the instance name of the node's balancer or agent.
 func (n *Node) Instance() string { return Instance(n.lab.Name, n.Name) }
 
-// httpPort is a port on which every HTTP server listens, whatever the services are.
+// httpPort is a port on which every HTTP server listens, in addition to the ports of the services.
 const httpPort = 80
 
-// Addresses of the daemons' metrics, inside their namespaces.
+// Addresses at which balancers and agents serve metrics, inside their namespaces.
 const (
 	balancerMetrics = "127.0.0.1:9188"
 	agentMetrics    = "127.0.0.1:9189"
 )
 
-// BalancerConfig returns the configuration that Up gives a balancer. It has all services, on all
-// servers.
+// BalancerConfig returns the configuration that Up gives the balancer on the node. It has all
+// services, each with all servers.
 func (n *Node) BalancerConfig() desired.Balancer {
 	c := desired.Balancer{
 		Node: desired.BalancerNode{
@@ -127,7 +132,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	return c
 }
 
-// server returns a server in the form of a balancer's configuration of the service.
+// server returns the entry of a server in a balancer's configuration of the service.
 func server(spec Spec, s Service) desired.Server {
 	server := desired.Server{Name: spec.Name}
 	switch {
@@ -139,7 +144,7 @@ func server(spec Spec, s Service) desired.Server {
 		server.Address = spec.IPv6
 	}
 	switch {
-	case s.Health == nil && !s.Placement.Polls():
+	case s.Health == nil && !s.Placement.Polls(): // nothing connects to the server's host
 	case s.VIP.Is4():
 		server.Host = spec.IPv4
 	default:
@@ -148,7 +153,7 @@ func server(spec Spec, s Service) desired.Server {
 	return server
 }
 
-// AgentConfig returns the configuration that Up gives an agent. It has all services.
+// AgentConfig returns the configuration that Up gives the agent on the node. It has all services.
 func (n *Node) AgentConfig() desired.Agent {
 	c := desired.Agent{
 		Node: desired.AgentNode{
@@ -199,10 +204,10 @@ func (n *Node) agentService(s Service) desired.AgentService {
 	return service
 }
 
-// capacity returns the capacity by which a policy has to judge the load that the node's application
-// reports, or 0 for that in the report. An emulated server reports the number of its workers, of
-// which some wait for a core. For the policy least, a server has free capacity only while it has a
-// free core.
+// capacity returns the capacity of the node's application for an agent's configuration. 0 means the
+// capacity that the application reports. An emulated server reports the number of its workers, of
+// which some may wait for a core. Policy least needs the number of cores instead: for it, a server
+// has free capacity only while a core is free.
 func (n *Node) capacity(accept desired.Accept) uint32 {
 	policy := cmp.Or(accept.Policy, desired.DefaultAcceptPolicy)
 	if n.Application != Emulated || policy != desired.AcceptLeast {
@@ -226,23 +231,26 @@ func (t Topology) has(encapsulations ...desired.Encapsulation) bool {
 //go:embed templates
 var templateFiles embed.FS
 
-// The templates leave out fields that are not set, because for most fields the zero value means
-// something else than a missing field.
+// templates are the templates of configuration files. They leave out fields that are not set,
+// because a configuration file with the zero value of a field often means something else than one
+// without the field.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"quote": strconv.Quote,
 }).ParseFS(templateFiles, "templates/*"))
 
-// WriteBalancerConfig replaces the balancer's configuration file. Process.Reload makes it
-// effective.
+// WriteBalancerConfig replaces the balancer's configuration file. The balancer reads the file at
+// its start, and in Process.Reload.
 func (n *Node) WriteBalancerConfig(c desired.Balancer) error {
 	return n.writeConfig("balancer.yaml", c)
 }
 
-// WriteAgentConfig replaces the agent's configuration file. Process.Reload makes it effective.
+// WriteAgentConfig replaces the agent's configuration file. The agent reads the file at its start,
+// and in Process.Reload.
 func (n *Node) WriteAgentConfig(c desired.Agent) error {
 	return n.writeConfig("agent.yaml", c)
 }
 
+// writeConfig writes the node's configuration file of a template.
 func (n *Node) writeConfig(template string, data any) error {
 	text, err := render(template, data)
 	if err != nil {
@@ -251,6 +259,7 @@ func (n *Node) writeConfig(template string, data any) error {
 	return atomicfile.Write(n.configPath(template), text, 0o644)
 }
 
+// render returns the text of a template for the data.
 func render(template string, data any) ([]byte, error) {
 	var text bytes.Buffer
 	if err := templates.ExecuteTemplate(&text, template, data); err != nil {
@@ -259,7 +268,7 @@ func render(template string, data any) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// writeFiles writes all files that the processes read.
+// writeFiles writes all files that the lab's processes read, except for the wikis (prepareWikis).
 func (l *Lab) writeFiles() error {
 	if err := errors.Join(l.writeContent(), l.writeKey()); err != nil {
 		return err
@@ -281,17 +290,20 @@ func (l *Lab) writeFiles() error {
 	return nil
 }
 
-// keyPath returns the path of the file with the key by which balancers poll agents.
+// keyPath returns the file with the key that balancers and agents share. Agents answer only polls
+// of balancers that have the key.
 func (l *Lab) keyPath() string { return l.path("signal-key") }
 
-// writeKey writes a new key, if balancers poll agents.
+// writeKey writes a random key to keyPath, if balancers poll agents.
 func (l *Lab) writeKey() error {
 	if !l.Topology.polls() {
 		return nil
 	}
-	return os.WriteFile(l.keyPath(), fmt.Appendf(nil, "%016x%016x\n", rand.Uint64(), rand.Uint64()), 0o600)
+	key := fmt.Appendf(nil, "%016x%016x\n", rand.Uint64(), rand.Uint64())
+	return os.WriteFile(l.keyPath(), key, 0o600)
 }
 
+// writeApplicationConfig writes the files of the node's HTTP server, and makes its directories.
 func (n *Node) writeApplicationConfig() error {
 	upload := n.lab.path(n.Name, "upload")
 	for _, dir := range []string{n.lab.path(n.Name, "temp"), upload} {
@@ -310,7 +322,7 @@ func (n *Node) writeApplicationConfig() error {
 	return n.writeConfig("nginx.conf", n.serverFiles())
 }
 
-// serverFiles is what the configurations of all HTTP servers name.
+// serverFiles has the values that the configurations of all HTTP servers use.
 type serverFiles struct {
 	Node    string
 	Dir     string // the server's own directory
@@ -318,6 +330,7 @@ type serverFiles struct {
 	Ports   []uint16
 }
 
+// serverFiles returns the values for the node's HTTP server.
 func (n *Node) serverFiles() serverFiles {
 	return serverFiles{n.Name, n.lab.path(n.Name), n.lab.path("content"), n.httpPorts()}
 }
@@ -332,7 +345,7 @@ func (n *Node) httpPorts() []uint16 {
 // Size is an amount of data, in bytes.
 type Size int
 
-// Sizes are the sizes of the files on every server. The path of a file is the name of its size.
+// Sizes are the sizes of the files on every server. The name of a file is its size, such as 100kB.
 var Sizes = []Size{1e3, 100e3, 1e6, 10e6}
 
 // String returns the size in decimal units, such as 100kB.
@@ -346,13 +359,14 @@ func (s Size) String() string {
 	return strconv.Itoa(int(s)) + "B"
 }
 
-// Content returns the first bytes of a fixed, endless text that neither compresses nor repeats.
+// Content returns the first bytes of a fixed sequence of random bytes.
 func Content(size Size) []byte {
 	content := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(content) // never fails
 	return content
 }
 
+// writeContent writes a file of each size, which all servers serve.
 func (l *Lab) writeContent() error {
 	if err := os.Mkdir(l.path("content"), 0o755); err != nil {
 		return err
@@ -365,7 +379,7 @@ func (l *Lab) writeContent() error {
 	return nil
 }
 
-// UploadPath returns the file in which a server's nginx stores a PUT to /upload/NAME.
+// UploadPath returns the file in which the node's HTTP server stores a PUT to /upload/NAME.
 func (n *Node) UploadPath(name string) string {
 	return n.lab.path(n.Name, "upload", filepath.Base(name))
 }

@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	// stateRoot contains a directory for each lab, with its topology, rendered configurations,
-	// contents of the servers, PID files and logs.
+	// stateRoot contains a directory for each lab. It has the lab's topology, configurations, files
+	// of the servers, PID files and logs.
 	stateRoot = runDir + "/lab"
-	// runDir is shared with the daemons.
+	// runDir is also used by balancers and agents, for their locks, records and sockets.
 	runDir = "/run/segue"
 	bpffs  = "/sys/fs/bpf"
-	// pinRoot is where the daemons pin the objects of their instances.
+	// pinRoot contains a directory for each balancer and agent, with its pinned maps and links.
 	pinRoot = bpffs + "/segue"
 )
 
+// stateDir returns a lab's state directory.
 func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 
 // path returns a path in the lab's state directory.
@@ -37,18 +38,22 @@ func (l *Lab) path(elem ...string) string {
 	return filepath.Join(append([]string{stateDir(l.Name)}, elem...)...)
 }
 
-// lockPatience is how long to wait for a lock that only a starting child process may hold.
+// lockPatience is how long to wait for a lock that may be free in a moment (lockState).
 const lockPatience = time.Second
 
-// lock is held by the process that builds or removes a lab.
+// lock is the lock of a lab's state directory. A process holds it while it builds, changes or
+// removes the lab.
 type lock struct{ dir *os.File }
 
+// lockState takes the lock of a lab. It returns an error if another process holds the lock, or if
+// the lab has no state directory.
 func lockState(name string) (*lock, error) {
 	dir, err := os.Open(stateDir(name))
 	if err != nil {
 		return nil, err
 	}
-	// If a process is killed while it starts a child, the child holds the lock until its exec.
+	// A child that a process is starting also holds the lock of that process, until its exec. If
+	// the process is killed in this moment, the lock is free shortly after.
 	for deadline := time.Now().Add(lockPatience); ; time.Sleep(lockPatience / 100) {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -64,13 +69,16 @@ func lockState(name string) (*lock, error) {
 
 func (l *lock) unlock() { l.dir.Close() }
 
-// createState makes the lab's state directory and locks it. The directory reserves the lab's name.
+// createState makes the lab's state directory, which reserves the lab's name, and locks it. If it
+// fails after that, it returns the lock with the error, so that the caller can remove the
+// directory.
 func (l *Lab) createState() (*lock, error) {
 	left, err := namespaces(l.Name)
 	if err != nil {
 		return nil, err
 	}
-	taken := fmt.Errorf("lab %q is already up, or was not removed; remove it with: segue-lab lab down --name %s", l.Name, l.Name)
+	taken := fmt.Errorf("lab %q is already up, or was not removed; "+
+		"remove it with: segue-lab lab down --name %s", l.Name, l.Name)
 	if len(left) > 0 {
 		return nil, taken
 	}
@@ -92,8 +100,9 @@ func (l *Lab) createState() (*lock, error) {
 }
 
 // List returns the names of the labs that are up, including those that are partly built or removed.
+// Besides state directories, it looks for data and namespaces: after a reboot a lab may have data
+// only, and an interrupted removal may leave namespaces.
 func List() (names []string, err error) {
-	// A lab without a state directory may still have data, as after a reboot, or namespaces.
 	for _, root := range []string{stateRoot, labsData} {
 		entries, err := os.ReadDir(root)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +128,8 @@ func List() (names []string, err error) {
 // ErrNotUp is the error for a lab of which nothing exists.
 var ErrNotUp = errors.New("is not up")
 
-// checkUp returns ErrNotUp if nothing of the lab exists. The error lists the labs that are up.
+// checkUp returns ErrNotUp if nothing of the lab exists. The error's text lists the labs that are
+// up.
 func checkUp(name string) error {
 	names, err := List()
 	switch {
@@ -128,12 +138,14 @@ func checkUp(name string) error {
 	case slices.Contains(names, name):
 		return nil
 	case len(names) == 0:
-		return fmt.Errorf("lab %q %w, and neither is any other; build one with: segue-lab lab up", name, ErrNotUp)
+		return fmt.Errorf("lab %q %w, and neither is any other; build one with: segue-lab lab up",
+			name, ErrNotUp)
 	}
 	return fmt.Errorf("lab %q %w; choose a lab that is up with --name: %s", name, ErrNotUp,
 		strings.Join(names, ", "))
 }
 
+// fillState makes the directories in the lab's state directory, and writes the topology.
 func (l *Lab) fillState() error {
 	for _, dir := range []string{"conf", "log", "run", "state"} {
 		if err := os.Mkdir(l.path(dir), 0o755); err != nil {
@@ -143,6 +155,7 @@ func (l *Lab) fillState() error {
 	return l.writeTopology()
 }
 
+// writeTopology replaces the topology in the lab's state directory, which Open reads.
 func (l *Lab) writeTopology() error {
 	text, err := yaml.Dump(l.Topology)
 	if err != nil {
@@ -178,8 +191,8 @@ func Open(name string, options Options) (*Lab, error) {
 }
 
 // Down removes the lab with the given name and everything that belongs to it, even if it was only
-// partly built. It returns ErrNotUp if nothing of the lab exists. After an error it continues with
-// the rest.
+// partly built. It returns ErrNotUp if nothing of the lab exists. If something cannot be removed,
+// Down goes on with the rest, but keeps the state directory for another attempt.
 func Down(name string) error {
 	if err := ValidateName(name); err != nil {
 		return err
@@ -199,12 +212,14 @@ func Down(name string) error {
 	return remove(name)
 }
 
-// remove does the same as Down, with the lock held.
+// remove removes all that exists of a lab. The caller holds the lock, unless the lab has no state
+// directory.
 func remove(name string) error {
 	errs := []error{endRecorded(name)}
 	left, err := namespaces(name)
 	errs = append(errs, err)
-	// Running processes show which instances are the lab's, and may add pins until they end.
+	// Look for instances twice. As long as a process runs, it shows that an instance is the lab's.
+	// And it may add pins until it has ended.
 	running, err := instancesOf(name, left)
 	errs = append(errs, err)
 	for _, namespace := range left {
@@ -217,7 +232,7 @@ func remove(name string) error {
 	}
 	errs = append(errs, removeCPULimits(name))
 	if err := errors.Join(errs...); err != nil {
-		return err // keeps what another attempt needs
+		return err // and keep the directories, so that the next attempt finds the lab
 	}
 	if err := unmountBPFFS(name); err != nil {
 		return err
@@ -227,14 +242,14 @@ func remove(name string) error {
 			return err
 		}
 	}
-	// Other labs and daemons use these directories. Remove fails while they are not empty.
+	// Other labs, balancers and agents use these directories. os.Remove fails unless one is empty.
 	for _, dir := range []string{labsData, dataRoot, stateRoot, runDir} {
 		os.Remove(dir)
 	}
 	return nil
 }
 
-// endRecorded ends the processes of a lab's PID files, all at the same time.
+// endRecorded ends the processes for which a lab has PID files, all at the same time.
 func endRecorded(name string) error {
 	files, err := filepath.Glob(filepath.Join(stateDir(name), "run", "*.pid"))
 	if err != nil {
@@ -249,17 +264,17 @@ func endRecorded(name string) error {
 	return errors.Join(errs...)
 }
 
-// endRemaining kills the remaining processes in a namespace, which would exist until its last
-// process ends. Such processes are shells that somebody opened, or a process whose PID file an
-// interrupted Up did not write.
+// endRemaining kills all processes that remain in a namespace, because they would keep the
+// namespace alive. Such a process is a shell that somebody has opened, or a process whose PID file
+// an interrupted Up did not write.
 func endRemaining(namespacePath string) error {
 	return killAll(namespacePath, func(int) bool { return true })
 }
 
-// killAll kills the processes in a namespace for which meant returns true.
+// killAll kills the processes in a namespace for which meant returns true, until there are none.
 func killAll(namespacePath string, meant func(pid int) bool) error {
 	inside := func(pid int) bool { return isIn(pid, namespacePath) && meant(pid) }
-	for range 10 { // they may be starting others
+	for range 10 { // they may start others meanwhile
 		pids, err := processesIn(namespacePath)
 		pids = slices.DeleteFunc(pids, func(pid int) bool { return !meant(pid) })
 		if err != nil || len(pids) == 0 {
@@ -274,10 +289,11 @@ func killAll(namespacePath string, meant func(pid int) bool) error {
 	return fmt.Errorf("%s: processes keep appearing", namespacePath)
 }
 
-// mountedMark returns the path of a file that exists if the lab has mounted the BPF file system.
+// mountedMark returns the path of a file that exists if this lab has mounted the BPF file system.
 func mountedMark(name string) string { return filepath.Join(stateDir(name), "mounted-bpffs") }
 
-func isBPFFS() (bool, error) {
+// bpffsMounted tells whether the BPF file system is mounted at bpffs.
+func bpffsMounted() (bool, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(bpffs, &stat); err != nil {
 		return false, fmt.Errorf("%s: %w", bpffs, err)
@@ -285,9 +301,9 @@ func isBPFFS() (bool, error) {
 	return stat.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// mountBPFFS mounts the BPF file system if it is not mounted.
+// mountBPFFS mounts the BPF file system if it is not mounted, and then marks the lab.
 func mountBPFFS(name string) error {
-	if mounted, err := isBPFFS(); mounted || err != nil {
+	if mounted, err := bpffsMounted(); mounted || err != nil {
 		return err
 	}
 	if err := os.WriteFile(mountedMark(name), nil, 0o644); err != nil {
@@ -299,8 +315,8 @@ func mountBPFFS(name string) error {
 	return nil
 }
 
-// isPin tells whether a file is a user's pin. The kernel itself pins its iterators over maps and
-// programs.
+// isPin tells whether a file in the BPF file system is a pin or a directory of pins. The kernel
+// itself adds two files to each such file system.
 func isPin(file fs.DirEntry) bool {
 	return file.Name() != "maps.debug" && file.Name() != "progs.debug"
 }
@@ -312,7 +328,7 @@ func unmountBPFFS(name string) error {
 	} else if err != nil {
 		return err
 	}
-	mounted, err := isBPFFS()
+	mounted, err := bpffsMounted()
 	if !mounted || err != nil {
 		return err
 	}
@@ -321,7 +337,7 @@ func unmountBPFFS(name string) error {
 		return err
 	}
 	err = unix.Unmount(bpffs, 0)
-	if errors.Is(err, unix.EBUSY) {
+	if errors.Is(err, unix.EBUSY) { // somebody still uses it
 		return nil
 	}
 	return err

@@ -18,7 +18,7 @@ type Status struct {
 	Processes int             `json:"processes_expected"`
 	Running   int             `json:"processes_running"`
 	Offers    []Offers        `json:"offers,omitempty"` // of services with placement hunt
-	// Impairment is the lab's impairment. Impaired counts the impaired packets to each node.
+	// Impairment is the lab's impairment. Impaired has its counts of the packets to each node.
 	Impairment Impairment                  `json:"impairment"`
 	Impaired   map[string]ImpairmentCounts `json:"impaired,omitempty"`
 }
@@ -46,13 +46,16 @@ type ServiceStatus struct {
 	Encapsulation string `json:"encapsulation"`
 }
 
-// Status returns the state of the lab's nodes, processes and links, and the servers' offers.
+// Status returns the state of the lab's nodes, processes and services, the servers' offers, and the
+// counts of the impairment.
 func (l *Lab) Status() (Status, error) {
 	processes := l.Processes
 	if l.Topology.Impair.Reorder.some() {
 		processes = append(slices.Clone(processes), l.delay)
 	}
-	status := Status{Name: l.Name, StateDir: l.path(), Processes: len(processes), Impairment: l.Topology.Impair}
+	status := Status{
+		Name: l.Name, StateDir: l.path(), Processes: len(processes), Impairment: l.Topology.Impair,
+	}
 	for _, n := range l.Nodes {
 		node := NodeStatus{Spec: n.Spec, Namespace: n.namespace(), Processes: []ProcessStatus{}}
 		for _, p := range processes {
@@ -70,7 +73,8 @@ func (l *Lab) Status() (Status, error) {
 	}
 	for _, s := range l.Topology.Services {
 		status.Services = append(status.Services, ServiceStatus{
-			Name: s.Name, Address: s.Address().String(), Protocol: string(s.Protocol), Encapsulation: string(s.Encapsulation),
+			Name: s.Name, Address: s.Address().String(), Protocol: string(s.Protocol),
+			Encapsulation: string(s.Encapsulation),
 		})
 	}
 	var err error
@@ -81,9 +85,25 @@ func (l *Lab) Status() (Status, error) {
 	return status, err
 }
 
-// Write prints the status as text.
+// Write prints the status as text: tables of nodes, services, offers and impaired packets.
 func (s Status) Write(w io.Writer) error {
-	fmt.Fprintf(w, "Lab %s: %d of %d processes running, state in %s\n\n", s.Name, s.Running, s.Processes, s.StateDir)
+	fmt.Fprintf(w, "Lab %s: %d of %d processes running, state in %s\n\n",
+		s.Name, s.Running, s.Processes, s.StateDir)
+	if err := s.writeNodes(w); err != nil {
+		return err
+	}
+	if err := s.writeServices(w); err != nil {
+		return err
+	}
+	writeOffers(w, s.Offers)
+	if !s.Impairment.Some() {
+		return nil
+	}
+	return s.writeImpaired(w)
+}
+
+// writeNodes prints the table of nodes and an empty line.
+func (s Status) writeNodes(w io.Writer) error {
 	table := newTable(w)
 	fmt.Fprintln(table, "node\taddresses\tlocator\tprocesses\t")
 	for _, n := range s.Nodes {
@@ -107,32 +127,39 @@ func (s Status) Write(w io.Writer) error {
 		}
 		fmt.Fprintln(table, "\t")
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
+	err := table.Flush()
 	fmt.Fprintln(w)
+	return err
+}
+
+// writeServices prints the table of services and an empty line.
+func (s Status) writeServices(w io.Writer) error {
+	table := newTable(w)
 	fmt.Fprintln(table, "service\taddress\tprotocol\tencapsulation\t")
 	for _, service := range s.Services {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n", service.Name, service.Address, service.Protocol, service.Encapsulation)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n",
+			service.Name, service.Address, service.Protocol, service.Encapsulation)
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
+	err := table.Flush()
 	fmt.Fprintln(w)
-	writeOffers(w, s.Offers)
-	if !s.Impairment.Some() {
-		return nil
-	}
+	return err
+}
+
+// writeImpaired prints the impairment in words, and its counts.
+func (s Status) writeImpaired(w io.Writer) error {
 	fmt.Fprintf(w, "Impaired: %s\n\n", s.Impairment)
+	table := newTable(w)
 	fmt.Fprintln(table, "packets to\tall\tdropped\tduplicated\treordered\t")
 	for _, n := range s.Nodes {
 		if c, ok := s.Impaired[n.Name]; ok {
-			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t\n", n.Name, c.Packets, c.Dropped, c.Duplicated, c.Reordered)
+			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t\n",
+				n.Name, c.Packets, c.Dropped, c.Duplicated, c.Reordered)
 		}
 	}
 	return table.Flush()
 }
 
+// newTable returns a writer that aligns columns, which end with tabs.
 func newTable(w io.Writer) *tabwriter.Writer {
 	return tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 }

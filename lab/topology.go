@@ -20,8 +20,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Topology describes a lab. All other properties, such as the addresses of links, follow from it by
-// the rules in plan.go.
+// Topology describes a lab. All other properties of the lab, such as the addresses of links, follow
+// from its topology by the rules in plan.go.
 type Topology struct {
 	// Name distinguishes the labs on a machine. It has 1 to 12 lower-case letters and digits.
 	Name      string `yaml:"name"`
@@ -29,8 +29,7 @@ type Topology struct {
 	Servers   int    `yaml:"servers"`   // 1 to 128
 	MTU       MTU    `yaml:"mtu"`
 	// TwoArmed gives each balancer a separate link to the edge router, on which clients' packets
-	// arrive. Its link to the fabric is then inside the segment routing domain, and the balancer is
-	// the edge of the domain.
+	// arrive. The segment routing domain then begins at the balancer, and contains the fabric.
 	TwoArmed bool `yaml:"two-armed"`
 	// Bare leaves out the daemons of balancers and agents. The lab then has the network and the
 	// servers' applications, but nothing forwards packets from VIPs to servers.
@@ -51,8 +50,8 @@ type Topology struct {
 // Application is an HTTP server.
 type Application string
 
-// The applications that servers can run. All serve the lab's files and uploads. The processors of
-// an emulated application are emulated (package application). MediaWiki runs on Apache.
+// The applications that servers can run. All of them serve the lab's files, and accept uploads. The
+// application emulated emulates its processors (package application). MediaWiki runs on Apache.
 const (
 	Nginx     Application = "nginx"
 	Apache    Application = "apache"
@@ -64,8 +63,11 @@ var applications = []Application{Nginx, Apache, Emulated, MediaWiki}
 
 // MTU holds the sizes of the largest packets, in bytes.
 type MTU struct {
-	Client int `yaml:"client"` // between client and edge router: 1280 to that of the fabric
-	Fabric int `yaml:"fabric"` // among edge router, balancers and servers: 1280 to MaxFabricMTU
+	// Client is the MTU between client and edge router: from 1280 to the MTU of the fabric.
+	Client int `yaml:"client"`
+	// Fabric is the MTU among edge router, balancers and servers: at most MaxFabricMTU, and at
+	// least 1280 and the space for longer lists of servers (longerLists).
+	Fabric int `yaml:"fabric"`
 }
 
 // MaxFabricMTU is the largest MTU with which veth runs XDP natively, in bytes. A packet, its
@@ -79,8 +81,8 @@ type Service struct {
 	Port          desired.Port          `yaml:"port"`
 	Protocol      desired.Protocol      `yaml:"protocol"`
 	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
-	// Placement, Persistence, Selection, Infer, Candidates, Generations, History and Buckets are the same
-	// as in a balancer's configuration, with its defaults.
+	// The fields from Placement to Buckets are the same as in a balancer's configuration, with its
+	// defaults.
 	Placement   desired.Placement   `yaml:"placement,omitempty"`
 	Persistence desired.Persistence `yaml:"persistence,omitempty"`
 	Selection   desired.Selection   `yaml:"selection,omitempty"`
@@ -89,22 +91,23 @@ type Service struct {
 	Generations int                 `yaml:"generations,omitempty"`
 	History     int                 `yaml:"history,omitempty"`
 	Buckets     int                 `yaml:"buckets,omitempty"`
-	// Health is the same as in a balancer's configuration, with its defaults. Checks via host connect
-	// to the servers' link addresses of the VIP's family.
+	// Health is the same as in a balancer's configuration, with its defaults. With via: host,
+	// checks connect to the servers' addresses on the fabric, in the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
-	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration, with
-	// its defaults.
+	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration,
+	// with its defaults.
 	OnFailure desired.OnFailure `yaml:"on-failure,omitempty"`
 	OnDrain   desired.OnDrain   `yaml:"on-drain,omitempty"`
 	AllFailed desired.AllFailed `yaml:"all-failed,omitempty"`
 	SlowStart *time.Duration    `yaml:"slow-start,omitempty"`
 	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
-	// Unless the topology sets them, the path and the workers of apache-scoreboard are those of the
-	// lab's Apache, and the path of shared-memory is that of the server's application.
+	// Load has further defaults: the source apache-scoreboard has the path and the number of
+	// workers of the lab's Apache, and the source shared-memory has the path of the server's
+	// application.
 	Accept   desired.Accept   `yaml:"accept,omitempty"`
 	Load     desired.Source   `yaml:"load,omitempty"`
 	NotLocal desired.NotLocal `yaml:"not-local,omitempty"`
-	// Exceptions are the differences of single servers from the service.
+	// Exceptions change settings of the service on single servers.
 	Exceptions []Exception `yaml:"exceptions,omitempty"`
 }
 
@@ -123,8 +126,7 @@ func (s Service) Address() netip.AddrPort { return netip.AddrPortFrom(s.VIP, s.P
 //go:embed default.yaml
 var defaultTopology []byte
 
-// DefaultTopology returns the built-in topology. A test checks that the topology is valid, because
-// every command of the lab reads it.
+// DefaultTopology returns the built-in topology, without a check: a test shows that it is valid.
 func DefaultTopology() Topology {
 	var t Topology
 	unchecked := func() fieldpath.Errors { return nil }
@@ -134,16 +136,19 @@ func DefaultTopology() Topology {
 	return t
 }
 
-// ParseTopology reads a topology in YAML. Missing fields have the values of the built-in topology.
-// A list replaces the built-in list as a whole. The error is of type fieldpath.Errors.
+// ParseTopology reads a topology in YAML. Missing fields get the values of the built-in topology. A
+// list replaces the built-in list as a whole. File names in the topology must be absolute. The
+// error is of type fieldpath.Errors.
 func ParseTopology(text []byte) (Topology, error) { return ParseTopologyIn(text, "") }
 
-// ParseTopologyIn is ParseTopology for a file in dir. If dir is empty, paths must be absolute.
+// ParseTopologyIn does the same as ParseTopology. File names in the topology are relative to dir,
+// unless dir is empty.
 func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	t := DefaultTopology()
 	return t, t.parse(text, dir)
 }
 
+// parse changes the topology to what a text says. Fields that the text does not have stay.
 func (t *Topology) parse(text []byte, dir string) error {
 	return config.Decode(text, t, func() fieldpath.Errors {
 		t.Emulated.resolve(dir)
@@ -160,13 +165,13 @@ func LoadTopology(path string) (Topology, error) {
 	return config.Load(path, func(text []byte) (Topology, error) { return ParseTopologyIn(text, dir) })
 }
 
-// A lab's name becomes part of the names of namespaces and pins. It has no hyphens, so that the
-// lab's name can be found in the name of a namespace.
+// labName matches the names of labs. A lab's name is part of the names of its namespaces and
+// instances. It has no hyphen, because a hyphen ends it there.
 var labName = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
 const nameForm = "must be 1 to 12 lower-case letters and digits"
 
-// ValidateName returns an error unless name is valid as the name of a lab.
+// ValidateName returns an error unless a lab can have the name.
 func ValidateName(name string) error {
 	if !labName.MatchString(name) {
 		return fmt.Errorf("name %q: %s", name, nameForm)
@@ -174,8 +179,8 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// Validate returns all problems of the topology, each with the path and the value of the field. The
-// error is of type fieldpath.Errors.
+// Validate returns all problems of the topology as an error of type fieldpath.Errors, each with the
+// path and the value of its field.
 func (t Topology) Validate() error {
 	if problems := t.problems(); len(problems) > 0 {
 		return problems
@@ -183,10 +188,14 @@ func (t Topology) Validate() error {
 	return nil
 }
 
+// problems lists all problems of the topology. It asks for those that the daemons would report only
+// if there are no others.
 func (t Topology) problems() fieldpath.Errors {
 	var errs fieldpath.Errors
 	fail := func(path string, value any, format string, args ...any) {
-		errs = append(errs, &fieldpath.Error{Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...)})
+		errs = append(errs, &fieldpath.Error{
+			Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...),
+		})
 	}
 	inRange := func(path string, value, low, high int) {
 		if value < low || value > high {
@@ -211,7 +220,8 @@ func (t Topology) problems() fieldpath.Errors {
 	before := len(errs)
 	inRange("mtu.client", t.MTU.Client, 1280, MaxFabricMTU)
 	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.longerLists(), MaxFabricMTU)
-	if len(errs) == before && t.MTU.Fabric < t.MTU.Client {
+	bothInRange := len(errs) == before
+	if bothInRange && t.MTU.Fabric < t.MTU.Client {
 		fail("mtu", "", "the fabric's MTU, %d, is smaller than the client's MTU, %d: "+
 			"the edge router could not forward the client's largest packets",
 			t.MTU.Fabric, t.MTU.Client)
@@ -233,6 +243,15 @@ func (t Topology) problems() fieldpath.Errors {
 		}
 	}
 	t.MediaWiki.problems(fail)
+	t.serviceProblems(fail)
+	if len(errs) == 0 && !t.Bare {
+		errs = t.refused()
+	}
+	return errs
+}
+
+// serviceProblems calls fail for every problem of the section services.
+func (t Topology) serviceProblems(fail func(path string, value any, format string, args ...any)) {
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
 		s.validate(func(field string, value any, format string, args ...any) {
@@ -240,32 +259,32 @@ func (t Topology) problems() fieldpath.Errors {
 		})
 		for j, e := range s.Exceptions {
 			if !t.hasServer(e.Server) {
-				fail(fmt.Sprintf("%s.exceptions[%d].server", path, j), e.Server, "is not a server of the lab")
+				fail(fmt.Sprintf("%s.exceptions[%d].server", path, j), e.Server,
+					"is not a server of the lab")
 			}
 		}
 		for j, other := range t.Services[:i] {
 			if s.Name == other.Name && s.Name != "" {
 				fail(path+".name", s.Name, "is already used by services[%d]", j)
 			}
-			if s.Address() == other.Address() && s.Protocol == other.Protocol && s.VIP.IsValid() && s.Port != desired.AllPorts {
+			valid := s.VIP.IsValid() && s.Port != desired.AllPorts
+			if valid && s.Address() == other.Address() && s.Protocol == other.Protocol {
 				fail(path, "", "services[%d] also has %s %s", j, s.Protocol, s.Address())
 			}
 		}
 	}
-	if len(errs) == 0 && !t.Bare {
-		errs = t.refused()
-	}
-	return errs
 }
 
-// refused returns the errors that the daemons would report about their configurations. The services
-// have the same indexes there as in the topology.
+// refused returns the errors that the daemons would report about their configurations. It checks
+// the configurations of one balancer, of all agents with exceptions, and of one agent without: the
+// topology gives the others the same services. A service has the same index in a configuration as
+// in the topology, so the paths of errors are right.
 func (t Topology) refused() (errs fieldpath.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
 		return fieldpath.Errors{{Problem: err.Error()}}
 	}
-	plain := 0 // servers without an exception have equal configurations
+	checkedPlain := false // a server without exceptions was checked
 	for _, n := range l.Nodes {
 		switch {
 		case n.Name == "lb1":
@@ -274,9 +293,10 @@ func (t Topology) refused() (errs fieldpath.Errors) {
 			continue
 		default:
 			if !t.hasException(n.Name) {
-				if plain++; plain > 1 {
+				if checkedPlain {
 					continue
 				}
+				checkedPlain = true
 			}
 			err = judge("agent.yaml", n.AgentConfig(), config.ParseAgent)
 		}
@@ -285,15 +305,18 @@ func (t Topology) refused() (errs fieldpath.Errors) {
 			problems = fieldpath.Errors{{Problem: err.Error()}}
 		}
 		for _, p := range problems {
-			p.Line, p.Problem = 0, fmt.Sprintf("%s (%s)", p.Problem, n.Name)
+			p.Line = 0 // the line in the generated configuration, which the user does not see
+			p.Problem = fmt.Sprintf("%s (%s)", p.Problem, n.Name)
 		}
 		errs = append(errs, problems...)
 	}
 	return errs
 }
 
-// judge returns the errors that the parser of a rendered configuration reports.
-func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, fieldpath.Errors, error)) error {
+// judge renders a configuration by a template, and returns the errors that the parser reports.
+func judge[Config, Read any](
+	template string, c Config, parse func([]byte) (Read, fieldpath.Errors, error),
+) error {
 	text, err := render(template, c)
 	if err == nil {
 		_, _, err = parse(text)
@@ -301,11 +324,13 @@ func judge[Config, Read any](template string, c Config, parse func([]byte) (Read
 	return err
 }
 
+// hasServer tells whether the lab has a server with this name, from s1 on.
 func (t Topology) hasServer(name string) bool {
 	number, err := strconv.Atoi(strings.TrimPrefix(name, "s"))
 	return err == nil && number >= 1 && number <= t.Servers && name == fmt.Sprintf("s%d", number)
 }
 
+// hasException tells whether a service has an exception for the server.
 func (t Topology) hasException(server string) bool {
 	return slices.ContainsFunc(t.Services, func(s Service) bool {
 		return slices.ContainsFunc(s.Exceptions, func(e Exception) bool { return e.Server == server })
@@ -344,12 +369,13 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	}
 }
 
-// polls tells whether balancers poll agents.
+// polls tells whether balancers poll agents, because a service has a placement that polls.
 func (t Topology) polls() bool {
 	return slices.ContainsFunc(t.Services, func(s Service) bool { return s.Placement.Polls() })
 }
 
-// hunts tells whether the servers of the service decide.
+// hunts tells whether the service has placement hunt: its servers decide which of them takes a new
+// flow.
 func (s Service) hunts() bool { return s.Placement.Method().ServersDecide }
 
 // longerLists returns the maximum of longerLists over all services.
@@ -360,16 +386,16 @@ func (t Topology) longerLists() (most int) {
 	return most
 }
 
-// longerLists returns how many bytes longer the headers are, compared to a packet for one server,
-// when a packet of an unknown flow visits all servers that may have the flow
-// (docs/understand/tables.md). Services with placement hunt send such packets, and those that find
-// flows by columns. Agents do not reserve this space by themselves, because they do not know the
-// number of candidates. The argument is the number of servers of the lab.
+// longerLists returns the length of the longest list of servers in a packet of the service, minus
+// that of a list of one server, in bytes. A packet of an unknown flow visits all servers that may
+// have the flow (docs/understand/tables.md). Services send such packets if they have placement
+// hunt, or if they find flows by columns. Agents do not know the number of candidates, so the lab
+// reserves this space in their MTU. The argument is the number of servers of the lab.
 func (s Service) longerLists(servers int) int {
-	const segment, header = 16, 8
+	const segment, header = 16, 8 // bytes of a segment routing header
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
 	byColumn := s.Persistence.Method().ByColumn
-	depth := cmp.Or(s.Generations, desired.DefaultGenerations)
+	depth := cmp.Or(s.Generations, desired.DefaultGenerations) // tables that a flow may be from
 	if byColumn {
 		depth = cmp.Or(s.History, desired.DefaultHistory)
 	}
@@ -377,7 +403,7 @@ func (s Service) longerLists(servers int) int {
 	switch {
 	case !s.hunts() && !byColumn || visited == 1:
 		return 0
-	case s.Encapsulation == desired.SRv6Insert:
+	case s.Encapsulation == desired.SRv6Insert: // a packet for one server has a header, too
 		return (visited - 1) * segment
 	}
 	return header + (visited-1)*segment

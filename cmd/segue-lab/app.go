@@ -21,11 +21,12 @@ import (
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
-// appFlags are the flags whose texts need to be parsed.
+// appFlags has the values of the flags that need to be parsed.
 type appFlags struct {
 	discipline, demand, table, colocated string
 }
 
+// newApp returns the command that runs a server with emulated processors.
 func newApp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "app",
@@ -34,10 +35,11 @@ func newApp() *cobra.Command {
 given cores, while other requests share them. The cores are emulated by timers, so many
 servers run on a small machine.
 
-The request names its work, as in /?work=190ms. Otherwise the work comes from the table
-of --demand-table, or is drawn from the distribution of --demand, or is nothing. A worker
-serves one connection at a time. While all workers are busy, connections wait in the
-kernel's accept queue. docs/research/application.md describes the server.`,
+A request may name its work, as in /?work=190ms. Otherwise the work comes from the table
+of --demand-table, or is drawn from the distribution of --demand. Without these flags, the
+request has no work. A worker serves one connection at a time. While all workers are busy,
+connections wait in the kernel's accept queue. docs/research/application.md describes the
+server.`,
 		Example: "  segue-lab app --listen :8080 --cores 2 --demand 'exponential: 190ms'\n" +
 			"  segue-lab app --listen :8080 --speed 0.5 --colocated 50%@60s,0%@120s",
 		Args: cli.Arguments(),
@@ -46,11 +48,12 @@ kernel's accept queue. docs/research/application.md describes the server.`,
 	c := application.Config{}
 	var f appFlags
 	flags := cmd.Flags()
-	flags.StringVar(&c.Name, "name", host, "`name` in responses")
-	flags.StringSliceVar(&c.Listen, "listen", []string{":8080"}, "each `address` and port to serve on")
+	flags.StringVar(&c.Name, "name", host, "`name` of the server in responses")
+	flags.StringSliceVar(&c.Listen, "listen", []string{":8080"},
+		"`address` and port to serve on; may be given several times")
 	flags.IntVar(&c.Backlog, "backlog", 128,
 		"`count` of connections that may wait for a worker; the kernel's limit is net.core.somaxconn")
-	flags.IntVar(&c.Workers, "workers", 32, "`count` of connections that are served at a time")
+	flags.IntVar(&c.Workers, "workers", 32, "`count` of connections that are served at the same time")
 	flags.IntVar(&c.Processors.Cores, "cores", 2, "`count` of emulated cores")
 	flags.Float64Var(&c.Processors.Speed, "speed", 1,
 		"speed of a core, a `number`: work of 1s takes 1s divided by it")
@@ -60,17 +63,17 @@ kernel's accept queue. docs/research/application.md describes the server.`,
 		"`distribution` from which work is drawn, such as 'exponential: 190ms'")
 	flags.StringVar(&f.table, "demand-table", "",
 		"`file` with the work of queries, in lines of query<TAB>work")
-	flags.Uint64Var(&c.Demand.Seed, "seed", 1, "`number` that selects the work that is drawn")
+	flags.Uint64Var(&c.Demand.Seed, "seed", 1, "`number` that seeds the work that is drawn")
 	flags.StringVar(&f.colocated, "colocated", "",
 		"`schedule` of co-located work, which takes a share of the cores, such as 50%@60s,0%@120s")
 	flags.StringVar(&c.Load, "load", "",
-		"`file` to report busy workers to (load source shared-memory)")
+		"`file` in which to report the number of busy workers (load source shared-memory)")
 	flags.StringVar(&c.Files, "files", "", "`folder` with files that are served without work")
 	flags.StringVar(&c.Uploads, "uploads", "", "`folder` in which PUT /upload/NAME stores files")
 	flags.StringVar(&c.Control, "control", "",
 		"`address` on which to show the state and change the co-located work")
 	flags.DurationVar(&c.Idle, "idle-timeout", time.Minute,
-		"`duration` that a worker waits for a request")
+		"`duration` that a worker waits for a request on an open connection")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := f.parse(&c); err != nil {
 			return err
@@ -85,6 +88,7 @@ kernel's accept queue. docs/research/application.md describes the server.`,
 	return cmd
 }
 
+// runApp runs a server until the context ends.
 func runApp(ctx context.Context, c application.Config) error {
 	server, err := application.New(ctx, c)
 	if err != nil {
@@ -102,13 +106,16 @@ func runApp(ctx context.Context, c application.Config) error {
 	return nil
 }
 
-// limitAppResources keeps one server small, because a lab runs many: its real work fits one thread.
-// The garbage collector runs less often than by default: the heap is a few megabytes.
+// limitAppResources limits what this process takes from the machine, because a lab runs many
+// servers. One thread is enough for the real work of a server. The heap is only a few megabytes, so
+// it may grow more than by default before the garbage collector runs.
 func limitAppResources() {
+	const heapGrowth = 400 // percent
 	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(heapGrowth)
 }
 
+// parse stores the values of the flags in the configuration, and checks the configuration.
 func (f *appFlags) parse(c *application.Config) (err error) {
 	if c.Processors.Discipline, err = processor.ParseDiscipline(f.discipline); err != nil {
 		return fmt.Errorf("--discipline %q: %w", f.discipline, err)

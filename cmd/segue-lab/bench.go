@@ -20,28 +20,30 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// packetFlags are the flags about measurements with packets.
+// packetFlags has the values of the flags about measurements with packets. Some flags write
+// directly to options. The others need to be parsed.
 type packetFlags struct {
 	options bench.PacketOptions
 	flows   []string
 	room    string
-	pattern string
+	pattern string // of --case
 }
 
+// add adds the flags to a command.
 func (f *packetFlags) add(flags *pflag.FlagSet) {
 	f.options = bench.DefaultPacketOptions()
 	f.flows, f.room = []string{"1", "1k", "64k", "1M", "10M"}, "1M"
 	flags.StringSliceVar(&f.flows, "flows", f.flows,
-		"`counts` of known flows to visit; k and M stand for thousands and millions")
+		"`counts` of known flows; k and M stand for thousands and millions")
 	flags.StringVar(&f.room, "room", f.room,
-		"least `count` of flows in the table")
+		"`count` of flows for which the flow table has room at least")
 	flags.StringVar(&f.pattern, "case", "", "measure only the cases whose names match this `regexp`")
 	flags.IntVar(&f.options.Rounds, "rounds", f.options.Rounds, "number of measurements of each case")
 	flags.Uint32Var(&f.options.Packets, "packets", f.options.Packets,
 		"`count` of packets in a measurement")
 }
 
-// parse writes the values of the flags into the options.
+// parse stores the values of all flags in the options, and checks them.
 func (f *packetFlags) parse() (err error) {
 	if f.options.Flows, err = parseFlowCounts("--flows", f.flows...); err != nil {
 		return err
@@ -63,6 +65,11 @@ func (f *packetFlags) parse() (err error) {
 	return nil
 }
 
+// progressHelp describes the flag --progress.
+const progressHelp = "show progress even if standard error is not a terminal"
+
+// newBench returns the command that measures the cost of packets. It also has the commands for
+// other measurements.
 func newBench() *cobra.Command {
 	var f packetFlags
 	var against string
@@ -74,18 +81,20 @@ func newBench() *cobra.Command {
 runs of the programs (BPF_PROG_TEST_RUN). It touches no interface. It disturbs balancers
 on this machine only by its CPU load.
 
-Every round measures every case. It measures some cases several times, because other
-cases are compared with them. Before each measurement, an equal number of packets warms
-the caches. "null" is the host program alone, which writes each packet anew. "net" is
-the median of a case minus the median of "null". "floor" is an encapsulation without any
-lookup. The packets of known flows come in random order. The flow table has room for at
-least --room flows. docs/understand/performance.md describes the cases.
+Every round measures every case. It measures the cases null and floor several times,
+because other cases are compared with them. "null" is the host program alone, which
+writes each packet anew. "floor" is an encapsulation without any lookup. In the report,
+"net" is the median of a case minus the median of "null". Before each measurement, an
+equal number of packets warms the caches. The packets of known flows come in random
+order. The flow table has room for at least --room flows. docs/understand/performance.md
+describes the cases.
 
 --against FILE compares this build with another one, whose executable is FILE. Every
 round measures each case in both builds, one right after the other. The report shows the
 time of this build divided by the time of the other build. With --against, the defaults
 are --flows 1k, --rounds 100 and --packets 20000. Without --case, bench then leaves out
-the cases *up-to-* and reference-lru. docs/understand/performance.md explains the report.
+the cases *up-to-*, floor-*-table and reference-lru. docs/understand/performance.md
+explains the report.
 
 --json prints an array of objects. Their keys are case, family, encapsulation, flows,
 ns_median, ns_p10, ns_p90, net_ns and rounds. If the processor counts instructions, the
@@ -116,17 +125,18 @@ some minutes.`,
 		},
 	}
 	f.add(cmd.Flags())
-	cmd.Flags().StringVar(&against, againstFlag, "", "compare this build with another one, whose executable is the `file`")
+	cmd.Flags().StringVar(&against, againstFlag, "",
+		"compare this build with another one, whose executable is the `file`")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
-	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud),
-		newBenchControl(&asJSON, &loud))
+	cmd.PersistentFlags().BoolVar(&loud, "progress", false, progressHelp)
+	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud),
+		newBenchThroughput(&asJSON, &loud), newBenchControl(&asJSON, &loud))
 	cmd.AddCommand(newBenchWorker())
 	return cmd
 }
 
-// progressTo returns a function that writes lines with the time since the start. It writes only to
-// a terminal, unless loud is true.
+// progressTo returns a function that prints each step with the time since the first call of
+// progressTo. It returns nil if out is not a terminal, unless loud is true.
 func progressTo(out io.Writer, loud bool) bench.Progress {
 	if file, ok := out.(*os.File); !loud && (!ok || !isTerminal(file)) {
 		return nil
@@ -137,15 +147,17 @@ func progressTo(out io.Writer, loud bool) bench.Progress {
 	}
 }
 
+// isTerminal tells whether a file is a terminal.
 func isTerminal(file *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
 	return err == nil
 }
 
-// maxFlowCount is the maximum number of flows of a table.
+// maxFlowCount is the largest number of flows that a flag may have.
 const maxFlowCount = 100_000_000
 
-// parseFlowCounts parses the numbers of a flag, such as 64k and 10M. There must be at least one.
+// parseFlowCounts parses the numbers of flows that a flag has, such as 64k and 10M. There must be
+// at least one.
 func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("%s: at least one number is required", flag)
@@ -167,6 +179,7 @@ func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
 	return counts, nil
 }
 
+// printPackets prints a table of the costs of packets.
 func printPackets(out io.Writer, times []bench.PacketTime) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "case\tfamily\tencapsulation\tflows\tmedian\tp10\tp90\tnet ns\tinstructions\t")
@@ -175,12 +188,13 @@ func printPackets(out io.Writer, times []bench.PacketTime) error {
 		if t.Instructions != nil {
 			instructions = fmt.Sprintf("%.0f", *t.Instructions)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n", t.Case, t.Family, t.Encapsulation, t.Flows,
-			t.Median, t.P10, t.P90, t.Net, instructions)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n",
+			t.Case, t.Family, t.Encapsulation, t.Flows, t.Median, t.P10, t.P90, t.Net, instructions)
 	}
 	return w.Flush()
 }
 
+// newBenchMemory returns the command that measures the memory of flow tables.
 func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 	flows := []string{"1M", "10M"}
 	cmd := &cobra.Command{
@@ -202,15 +216,18 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
 			fmt.Fprintln(w, "limits.flows\tcapacity\tbytes\tbytes per flow\theld at once\t")
 			for _, m := range all {
-				fmt.Fprintf(w, "%d\t%d\t%d\t%.2f\t%d\t\n", m.Flows, m.Capacity, m.Bytes, m.BytesPerFlow, m.Held)
+				fmt.Fprintf(w, "%d\t%d\t%d\t%.2f\t%d\t\n",
+					m.Flows, m.Capacity, m.Bytes, m.BytesPerFlow, m.Held)
 			}
 			return w.Flush()
 		},
 	}
-	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows that the tables must have room for; k and M stand for thousands and millions")
+	cmd.Flags().StringSliceVar(&flows, "flows", flows,
+		"`counts` of flows for which tables have room; k and M stand for thousands and millions")
 	return cmd
 }
 
+// newBenchTables returns the command that measures changes of candidate tables.
 func newBenchTables(asJSON, loud *bool) *cobra.Command {
 	changes := 9
 	cmd := &cobra.Command{
@@ -221,7 +238,8 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 			if changes < 1 {
 				return fmt.Errorf("--changes %d: must be at least 1", changes)
 			}
-			times, err := bench.MeasureTables(cmd.Context(), bench.TableSizes, changes, progressTo(cmd.ErrOrStderr(), *loud))
+			progress := progressTo(cmd.ErrOrStderr(), *loud)
+			times, err := bench.MeasureTables(cmd.Context(), bench.TableSizes, changes, progress)
 			if err != nil {
 				return err
 			}
@@ -237,10 +255,12 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	cmd.Flags().IntVar(&changes, "changes", changes, "number of changes of the servers; the result is their median")
+	cmd.Flags().IntVar(&changes, "changes", changes,
+		"number of changes of the servers; each result is their median")
 	return cmd
 }
 
+// newBenchThroughput returns the command that measures throughput.
 func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 	o := bench.ThroughputOptions{Duration: time.Second, Rounds: 9}
 	setups := ""
@@ -248,23 +268,24 @@ func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 		Use:   "throughput",
 		Short: "Measure the packets per second of one and two cores",
 		Long: `Throughput sends packets of known flows through a balancer in its own network
-namespaces. The packets come from a generator in the kernel on the same core. There are
-several setups. Each does more work than the one before. The first drops packets on
-arrival. The second forwards them unchanged. The third balances them by srv6-insert. The
-last does the same with flows that all cores share.
+namespaces. The packets come from a generator in the kernel on the same core. Each of the
+following setups does more work than the one before. "dropped" drops packets on arrival.
+"passed-on" forwards them unchanged. "balanced" balances them by srv6-insert.
+"balanced-alike" does the same, but all cores have the same flows.
 
 Setups whose names begin with "host" are test runs without a network. Their rates are
-per second of CPU time. One of them runs only the program that writes each packet anew.
-The others also run the balancer. Two have known flows that all cores share: one has a
-few flows, and one has a million. Two have short connections to 1000 servers, with
-placement hash and infer.`,
+per second of CPU time. "host" runs only the program that writes each packet anew. The
+others also run the balancer. In "host-balanced", all cores have the same few known flows,
+and in "host-balanced-1M" the same million. "host-mix-hash" and "host-mix-infer" have
+short connections to 1000 servers, with placement hash and infer.`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.Rounds < 1 {
 				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
 			}
 			if o.Duration < bench.MinThroughputDuration {
-				return fmt.Errorf("--duration %v: must be at least %v", o.Duration, bench.MinThroughputDuration)
+				return fmt.Errorf("--duration %v: must be at least %v",
+					o.Duration, bench.MinThroughputDuration)
 			}
 			if o.Setups, err = regexp.Compile(setups); err != nil {
 				return fmt.Errorf("--setup %q: %w", setups, err)
@@ -280,14 +301,16 @@ placement hash and infer.`,
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
 			fmt.Fprintln(w, "setup\tcores\tMpps\tp10\tp90\tmean\tspeedup\tlost\t")
 			for _, r := range results {
-				fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f%%\t\n", r.Way, r.Cores, r.PacketsPerSecond/1e6,
-					r.P10/1e6, r.P90/1e6, r.Mean/1e6, bench.Speedup(results, r.Way, r.Cores), 100*r.Lost)
+				fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f%%\t\n",
+					r.Way, r.Cores, r.PacketsPerSecond/1e6, r.P10/1e6, r.P90/1e6, r.Mean/1e6,
+					bench.Speedup(results, r.Way, r.Cores), 100*r.Lost)
 			}
 			return w.Flush()
 		},
 	}
 	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "number of measurements of each setup")
-	cmd.Flags().StringVar(&setups, "setup", setups, "measure only the setups whose names match this `regexp`")
+	cmd.Flags().StringVar(&setups, "setup", setups,
+		"measure only the setups whose names match this `regexp`")
 	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "length of each measurement")
 	return cmd
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// againstFlag names the executable of the build that this one is compared with.
+// againstFlag is the name of the flag for the executable with which this build is compared.
 const againstFlag = "against"
 
-// newBenchWorker returns the command that a comparison starts for each of the two builds.
+// newBenchWorker returns the command that a comparison of two builds runs in each of them.
 func newBenchWorker() *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker",
@@ -31,8 +31,8 @@ func newBenchWorker() *cobra.Command {
 	}
 }
 
-// compareBuilds compares this build with the build in an executable. Flags that are not set have
-// the defaults for a comparison.
+// compareBuilds compares this build with the build in the executable old. If flags are not given,
+// it uses the defaults for a comparison in place of those in o.
 func compareBuilds(cmd *cobra.Command, o bench.PacketOptions, old string, asJSON bool) error {
 	if old == "" {
 		return errors.New("--against: missing the executable")
@@ -57,6 +57,7 @@ func compareBuilds(cmd *cobra.Command, o bench.PacketOptions, old string, asJSON
 	return printComparison(cmd.OutOrStdout(), comparison)
 }
 
+// printComparison prints a table of the cases that both builds have, and lists the other cases.
 func printComparison(out io.Writer, c *bench.Comparison) error {
 	fmt.Fprintf(out, "old: %s\nnew: %s\n\n", describeBuild(c.Old), describeBuild(c.New))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -69,7 +70,8 @@ func printComparison(out io.Writer, c *bench.Comparison) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.1f\t%.1f\t%.3f\t%.3f\t%.3f\t%s\t%s\t%s\t\n",
 			r.Case, r.Family, r.Encapsulation, r.Flows, r.Old.Median, r.New.Median,
-			r.Ratio.Median, r.Ratio.P10, r.Ratio.P90, net, describePrograms(&r), describeInstructions(&r))
+			r.Ratio.Median, r.Ratio.P10, r.Ratio.P90, net,
+			describePrograms(&r), describeInstructions(&r))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -83,6 +85,7 @@ func printComparison(out io.Writer, c *bench.Comparison) error {
 	return nil
 }
 
+// describeBuild returns a build's version and, if it is known, its commit.
 func describeBuild(b version.Build) string {
 	switch {
 	case b.Commit == "":
@@ -93,8 +96,8 @@ func describeBuild(b version.Build) string {
 	return fmt.Sprintf("%s (commit %s)", b.Version, b.Commit)
 }
 
-// describePrograms tells whether the programs of both builds are the same. If not, it gives their
-// numbers of instructions.
+// describePrograms returns "same" if the programs of both builds are the same. Otherwise it returns
+// the number of instructions in each program.
 func describePrograms(r *bench.CaseComparison) string {
 	if r.SameProgram {
 		return "same"
@@ -102,8 +105,8 @@ func describePrograms(r *bench.CaseComparison) string {
 	return fmt.Sprintf("%d, %d", r.Old.Program.Instructions, r.New.Program.Instructions)
 }
 
-// describeInstructions gives the number of instructions that the processor executed for a packet,
-// if the processor counts them.
+// describeInstructions returns how many instructions were executed for a packet in each build, or a
+// dash if the processor does not count them.
 func describeInstructions(r *bench.CaseComparison) string {
 	if r.Old.Instructions == nil || r.New.Instructions == nil {
 		return "-"

@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
+// newLab returns the command that has the commands about labs.
 func newLab() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
@@ -32,27 +33,29 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabCheck(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
-		newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(), newLabReport(),
+	cmd.AddCommand(newLabUp(), newLabCheck(), newLabList(), newLabStatus(), newLabExec(),
+		newLabRestart(), newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(),
+		newLabReport(),
 		newLabUDPEcho(), newLabDelay(), newLabGuard())
 	return cmd
 }
 
-// labOptions prints the progress to the command's output.
+// labOptions returns options with which the lab's progress goes to the command's output.
 func labOptions(cmd *cobra.Command) lab.Options {
 	return lab.Options{Progress: func(text string) { fmt.Fprintln(cmd.OutOrStdout(), text) }}
 }
 
-// labName adds the flag with the name of a lab that is up.
+// labName adds the flag --name, for a lab that is up, to a command.
 func labName(cmd *cobra.Command) *string {
 	return cmd.Flags().String("name", defaultLab(), "`name` of the lab")
 }
 
-// defaultLab is the name of the built-in topology's lab. It is read only once, because parsing the
-// topology takes longer than the rest of a start of segue.
+// defaultLab returns the name of the lab of the built-in topology. It parses the topology only
+// once, because that takes longer than the rest of the start of segue-lab.
 var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Name })
 
-// labTopology adds the flags that describe a lab. It returns a function that reads them.
+// labTopology adds the flags --file and --name, for a lab that is to be built. It returns a
+// function that reads the topology.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
 	cmd.Args = cli.NoArguments("the topology file", "-f")
 	file := topologyFlag(cmd)
@@ -66,7 +69,7 @@ func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
 	}
 }
 
-// topologyFlag adds the flag for the file of a topology.
+// topologyFlag adds the flag --file to a command.
 func topologyFlag(cmd *cobra.Command) *string {
 	var file string
 	cmd.Flags().VarP(&cli.FileFlag{Name: &file}, "file", "f",
@@ -74,7 +77,8 @@ func topologyFlag(cmd *cobra.Command) *string {
 	return &file
 }
 
-// readTopology returns the topology in a file or in standard input, or the built-in one.
+// readTopology returns the topology in a file. If file is "-", it returns that in standard input,
+// and if file is empty, the built-in one.
 func readTopology(in io.Reader, file string) (lab.Topology, error) {
 	switch file {
 	case "":
@@ -112,7 +116,8 @@ func newLabUp() *cobra.Command {
 			return err
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next:\n  %[2]s lab status%[1]s\n"+
-			"  %[2]s lab exec%[1]s client -- curl -s URL\n  %[2]s lab down%[1]s\n", nameOption(t), cli.Program(programName))
+			"  %[2]s lab exec%[1]s client -- curl -s URL\n  %[2]s lab down%[1]s\n",
+			nameOption(t), cli.Program(programName))
 		return nil
 	}
 	return cmd
@@ -138,8 +143,9 @@ prints one line for each error, in the form FILE:LINE: FIELD "VALUE": ERROR.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: valid topology: %s, %s, %s\n", name, wording.Count(t.Balancers, "balancer"),
-				wording.Count(t.Servers, "server"), wording.Count(len(t.Services), "service"))
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: valid topology: %s, %s, %s\n", name,
+				wording.Count(t.Balancers, "balancer"), wording.Count(t.Servers, "server"),
+				wording.Count(len(t.Services), "service"))
 			return nil
 		},
 	}
@@ -150,8 +156,8 @@ func newLabList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the labs that are up",
-		Long: `List the labs that are up, one name in each line. --json prints an object with the key labs,
-a list of names.`,
+		Long: `List prints the names of the labs that are up, one in each line. --json prints an object
+with the key labs, an array of names.`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, err := lab.List()
@@ -159,7 +165,8 @@ a list of names.`,
 				return err
 			}
 			if asJSON {
-				return cli.PrintJSON(cmd.OutOrStdout(), map[string][]string{"labs": append([]string{}, names...)})
+				labs := append([]string{}, names...) // in JSON an empty array, not null
+				return cli.PrintJSON(cmd.OutOrStdout(), map[string][]string{"labs": labs})
 			}
 			if len(names) == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "no labs are up")
@@ -241,13 +248,15 @@ func newLabRestart() *cobra.Command {
 		Use:   "restart NODE [PROCESS...]",
 		Short: "Restart the processes of a node",
 		Long: `Restart ends processes of a node of the lab and starts them again. Without PROCESS it
-restarts all of them. A balancer has the process lb; a server has agent, echo, and its
-application: nginx, apache, emulated or mediawiki. With mediawiki it also has mariadb and
-memcached. Processes end by SIGTERM or, with --kill, by SIGKILL. A process that does not
-run is started. The command returns when all processes are ready.
+restarts all of them. It ends them by SIGTERM or, with --kill, by SIGKILL. It also starts
+a process that does not run. The command returns when all processes are ready.
 
-Balancers and agents start from the executable segue beside that of this command. This
-executable may be another build than the one that they ran before.`,
+A balancer has the process lb, and bfd if the topology has edge.bfd. The edge router has
+frr or bird if the topology has edge.router. A server has agent, echo, and its application:
+nginx, apache, emulated or mediawiki. With mediawiki it also has mariadb and memcached.
+
+Balancers and agents run the file segue in the directory of segue-lab. It may be another
+build than the one that they ran before.`,
 		Example: "  segue-lab lab restart s1 agent\n  segue-lab lab restart --kill lb1",
 		Args:    cli.Arguments("NODE", "[PROCESS...]"),
 	}
@@ -278,9 +287,9 @@ func newLabImpair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "impair [NODE...]",
 		Short: "Drop, duplicate or reorder packets between a lab's nodes",
-		Long: `Impair drops, duplicates or reorders a share of the packets between all nodes of the
-lab, or to and from the named nodes. A new impairment replaces the earlier one. --off
-ends it.`,
+		Long: `Impair drops, duplicates or reorders a share of the packets between the edge router,
+balancers and servers. If nodes are named, it impairs only the packets to and from these
+nodes. A new impairment replaces the earlier one. --off ends it.`,
 		Example: "  segue-lab lab impair --drop 5% --reorder 5%\n" +
 			"  segue-lab lab impair --drop 20% s1\n" +
 			"  segue-lab lab impair --off",
@@ -290,8 +299,9 @@ ends it.`,
 	var impairment lab.Impairment
 	cmd.Flags().Var(&impairment.Drop, "drop", "`share` of the packets to drop, such as 5%")
 	cmd.Flags().Var(&impairment.Duplicate, "duplicate", "`share` of the packets to send twice")
-	cmd.Flags().Var(&impairment.Reorder, "reorder", "`share` of the packets to delay, so that later packets overtake them")
-	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that selects the sequence of random decisions")
+	cmd.Flags().Var(&impairment.Reorder, "reorder",
+		"`share` of the packets to delay, so that later packets overtake them")
+	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that seeds the random decisions")
 	off := cmd.Flags().Bool("off", false, "end the impairment of all nodes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		impairment.Links = args
@@ -316,7 +326,7 @@ ends it.`,
 	return cmd
 }
 
-// checkImpair refuses flags that contradict each other, and an impairment without shares.
+// checkImpair returns an error if flags contradict each other, or if there is no share above 0%.
 func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error {
 	given := func(flags ...string) bool { return slices.ContainsFunc(flags, cmd.Flags().Changed) }
 	switch {
@@ -337,9 +347,9 @@ func newLabDown() *cobra.Command {
 		Use:   "down",
 		Short: "Remove a lab",
 		Long: `Down ends all processes in the network namespaces of the lab, and removes the
-namespaces, files and pinned tables of the lab. It also removes a lab that is half built
-or half removed. It detaches balancers and agents that were started by hand in the lab,
-and removes their flow tables.`,
+namespaces, files and pinned tables of the lab. It does the same with balancers and agents
+that were started by hand in the lab. It also removes a lab that is half built or half
+removed.`,
 		Args: cli.NoArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
@@ -364,8 +374,8 @@ func newLabDemo() *cobra.Command {
 		Use:   "demo",
 		Short: "Build a lab, send requests to every service, show the results, remove the lab",
 		Long: `Demo builds a lab, sends requests to every service, shows the results, and removes the
-lab. With the built-in topology it then compares placements: servers with emulated
-processors get the same requests by hash and by hunting.
+lab. Without --file it then also compares placements: it sends the same requests to
+servers with emulated processors by placement hash and by placement hunt.
 
 --json prints an object with the keys requests, failed, bytes, services, servers, offers,
 balancers, failures and placements. The progress then goes to standard error.`,
@@ -401,17 +411,18 @@ balancers, failures and placements. The progress then goes to standard error.`,
 	return cmd
 }
 
-// hasComparison tells whether a demo also compares placements.
+// hasComparison tells whether a demo also compares placements: it does so with the built-in
+// topology.
 func hasComparison(cmd *cobra.Command) bool { return !cmd.Flags().Changed("file") }
 
-// demoAsJSON is what the demo prints with --json. Placements is empty if none were compared.
+// demoAsJSON has what the demo prints with --json. Placements is empty if they were not compared.
 type demoAsJSON struct {
 	*lab.DemoResult
 	Placements []experimentRow `json:"placements"`
 }
 
-// demonstrateAsJSON runs the demo of a topology, and prints the results, also if requests have
-// failed.
+// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It prints them
+// even if requests have failed.
 func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
 	if result == nil {
@@ -425,9 +436,9 @@ func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	return errors.Join(err, cli.PrintJSON(cmd.OutOrStdout(), all))
 }
 
-// tellNext names commands that go on from the demo of a topology.
+// tellNext prints commands with which a user can go on after the demo of a topology.
 func tellNext(cmd *cobra.Command, t lab.Topology) {
-	up, of := "", nameOption(t)
+	up, name := "", nameOption(t) // options of lab up, and of the commands for the lab
 	for _, flag := range []string{"file", "name"} {
 		if cmd.Flags().Changed(flag) {
 			up += fmt.Sprintf(" --%s %s", flag, cmd.Flag(flag).Value)
@@ -439,10 +450,12 @@ Next, build such a data centre, send a request, look at a balancer, and remove i
     %[1]s lab exec%[3]s client -- curl -s 'http://%[4]s/'
     %[6]s status -i %[5]s
     %[1]s lab down%[3]s
-`, cli.Program(programName), up, of, t.Services[0].Address(), lab.Instance(t.Name, "lb1"), cli.Program("segue"))
+`, cli.Program(programName), up, name, t.Services[0].Address(), lab.Instance(t.Name, "lb1"),
+		cli.Program("segue"))
 }
 
-// nameOption returns the option that names the lab of a topology, unless it is the built-in one.
+// nameOption returns the option --name for the lab of a topology, with a blank before it. It is
+// empty if commands take this lab without the option.
 func nameOption(t lab.Topology) string {
 	if t.Name == defaultLab() {
 		return ""
@@ -451,7 +464,7 @@ func nameOption(t lab.Topology) string {
 }
 
 // demonstrate builds a lab, sends requests to every service, and removes the lab. It prints its
-// progress. The result is nil if there is none.
+// progress. If it fails before there is a result, the result is nil.
 func demonstrate(ctx context.Context, progress io.Writer, t lab.Topology) (*lab.DemoResult, error) {
 	options := lab.Options{Progress: func(text string) { fmt.Fprintln(progress, text) }}
 	l, err := lab.Up(ctx, t, options)
@@ -463,7 +476,7 @@ func demonstrate(ctx context.Context, progress io.Writer, t lab.Topology) (*lab.
 	return result, errors.Join(err, l.Down())
 }
 
-// newLabUDPEcho returns the command that the lab runs on its servers.
+// newLabUDPEcho returns the command that servers of the lab run for UDP services.
 func newLabUDPEcho() *cobra.Command {
 	return &cobra.Command{
 		Use:    "udp-echo NAME PORT...",
@@ -491,6 +504,8 @@ func newLabDelay() *cobra.Command {
 		Short:  "Make a TAP interface that sends frames back a while later",
 		Hidden: true,
 		Args:   cli.Arguments("INTERFACE"),
-		RunE:   func(cmd *cobra.Command, args []string) error { return lab.Delay(cmd.Context(), args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return lab.Delay(cmd.Context(), args[0])
+		},
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// queriesFlags are the flags of segue-lab lab queries.
+// queriesFlags has the values of the flags of segue-lab lab queries.
 type queriesFlags struct {
 	topology     *string
 	rate         float64
@@ -29,9 +29,9 @@ func newLabQueries() *cobra.Command {
 		Use:   "queries",
 		Short: "Write a day of requests for the lab's MediaWiki servers",
 		Long: `Queries writes a trace for segue-lab load --trace: a day of requests for the generated
-pages of the topology's servers with the application mediawiki. The requests are generated,
-too: they arrive by a Poisson process whose rate follows the curve. Pages are drawn by
-popularity (Zipf's law).`,
+wiki of the topology's servers with the application mediawiki. The requests arrive by a
+Poisson process whose rate follows the curve. Their pages are drawn by popularity (Zipf's
+law).`,
 		Example: "  segue-lab lab queries -f mediawiki.yaml --rate 8 --day 10m > day.tsv",
 		Args:    cli.Arguments(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
@@ -44,13 +44,14 @@ popularity (Zipf's law).`,
 	flags.DurationVar(&f.day, "day", 24*time.Hour, "length of a day of the curve")
 	flags.StringVar(&f.start, "start", "00:00", "`time` of day at which the curve starts")
 	flags.DurationVar(&f.queries.Duration, "duration", 0,
-		"time in which requests arrive (default: a day)")
+		"time in which requests arrive (default: the value of --day)")
 	flags.Float64Var(&f.queries.Static, "static", 0.5,
 		"`share` of requests for static files, from 0 to 1")
 	flags.Uint64Var(&f.queries.Seed, "seed", 1, "`number` that seeds arrivals and pages")
 	return cmd
 }
 
+// run checks the flags and prints the trace.
 func (f *queriesFlags) run(cmd *cobra.Command) error {
 	topology, err := readTopology(cmd.InOrStdin(), *f.topology)
 	if err != nil {

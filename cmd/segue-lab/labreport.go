@@ -14,19 +14,21 @@ import (
 	"github.com/segue-lb/segue/research/report"
 )
 
+// newLabReport returns the command that makes a page of the results of experiments.
 func newLabReport() *cobra.Command {
 	var settings report.Settings
 	var bin time.Duration
 	cmd := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Make a page of the results of experiments",
-		Long: `Report makes an HTML page of the results that segue-lab lab run wrote into a directory:
-what the paper claims, what was measured, what the simulator has for the same arrivals,
-and what queueing theory has for the load. It also writes each chart of the page as SVG
-beside the page.
+		Long: `Report makes an HTML page of the results that segue-lab lab run wrote into a directory.
+For each experiment, the page shows what the paper claims, and what was measured. It
+compares that with the simulator's results for the same arrivals, and with the results of
+queueing theory for the load. Report also writes each chart of the page as an SVG file
+into the folder of the page.
 
-DIR has the results of one experiment, or directories with results. Then the page has
-all of them. The results may be incomplete: the page says so.`,
+DIR contains the results of one experiment, or a directory of results for each of several
+experiments. The page has all of them. If results are missing, the page says so.`,
 		Example: "  segue-lab lab report testbed/policies-quick",
 		Args:    cli.Arguments("DIR"),
 
@@ -41,7 +43,8 @@ all of them. The results may be incomplete: the page says so.`,
 			return fmt.Errorf("--bin %v: must not be negative", bin)
 		}
 		if filepath.Ext(settings.Directory) == ".html" {
-			return fmt.Errorf("--out %q: must be a folder, which gets the page report.html", settings.Directory)
+			return fmt.Errorf("--out %q: must be a folder, which gets the page report.html",
+				settings.Directory)
 		}
 		settings.Bin = bin.Seconds()
 		report, err := report.Write(args[0], settings)

@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
+// newLabRun returns the command that runs experiments.
 func newLabRun() *cobra.Command {
 	var o testbed.Options
 	var set string
@@ -30,12 +31,13 @@ func newLabRun() *cobra.Command {
 		Short: "Run experiments on real packets",
 		Long: `Run makes the runs of an experiment: it builds a lab with emulated servers, sends
 requests through the balancers, and replays the same requests in the simulator. An
-EXPERIMENT is a name that --list shows, or a file. docs/research/testbed.md describes the files,
-and the results in the directory testbed/EXPERIMENT. segue-lab lab report makes a page from
-them.
+EXPERIMENT is a name that --list shows, or a file. The results are in the directory
+testbed/EXPERIMENT. segue-lab lab report makes a page of them. docs/research/testbed.md
+describes the files and the results.
 
-Each run is written when it has ended. After an interruption, the same command continues
-with the runs that are missing. An experiment removes its lab, also if it is killed.
+The results of a run are written when it has ended. After an interruption, the same
+command continues with the runs that are missing. When the command ends, its lab is
+removed, even if the command is killed.
 
 An experiment runs faster than real time: at --speed 4, servers work four times as fast,
 and requests arrive four times as often. All results are in emulated time.
@@ -46,7 +48,8 @@ p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
 and warnings. With --list it prints an object with the key experiments. Their keys are
 experiment, minutes, set, paper, content and needs.`,
-		Example: "  segue-lab lab run --list\n  segue-lab lab run policies-quick\n  segue-lab lab run --all\n" +
+		Example: "  segue-lab lab run --list\n  segue-lab lab run policies-quick\n" +
+			"  segue-lab lab run --all\n" +
 			"  segue-lab lab run --set least\n  segue-lab lab run 6lb-10 --full\n" +
 			"  segue-lab lab run hlb-trace --trace rate_350.csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -84,13 +87,15 @@ experiment, minutes, set, paper, content and needs.`,
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "list the experiments, and how long each takes")
 	cmd.Flags().StringVar(&set, "set", "",
-		"run all experiments of the set `name` that need no other installation: papers, least, infer or hlb")
+		"run all experiments of a set that need nothing else; the `name` is papers, least, infer or hlb")
 	cmd.Flags().BoolVar(&all, "all", false, "the same as --set papers")
 	cmd.MarkFlagsMutuallyExclusive("list", "all", "set")
 	cmd.Flags().BoolVar(&o.Full, "full", false,
-		"take the values under full of the file, such as the paper's number of requests: hours")
+		"use the values in the section full of the experiment's file, such as the paper's number of "+
+			"requests; takes hours")
 	cmd.Flags().Float64Var(&o.Speed, "speed", 0,
-		"`number` of times that the experiment is faster than real time (default: the experiment's)")
+		"how many times faster than real time the experiment runs, a `number` (default: the "+
+			"experiment's)")
 	cmd.Flags().IntVar(&o.Seeds, "seeds", 0,
 		"`count` of runs of each case at each point (default: the experiment's)")
 	cmd.Flags().StringVarP(&o.Directory, "out", "o", "",
@@ -98,12 +103,12 @@ experiment, minutes, set, paper, content and needs.`,
 	cmd.Flags().StringVar(&o.Trace, "trace", "",
 		"`file` with the requests, for experiments that replay a trace")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
+	cmd.Flags().BoolVar(&loud, "progress", false, progressHelp)
 	return cmd
 }
 
-// experimentsOf returns the experiments of the set that need nothing. It prints which of them
-// cannot run with the options, and why.
+// experimentsOf returns the names of the experiments of a set that need nothing else, such as a
+// trace. It prints which experiments of the set cannot run with the options, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
 		return nil, fmt.Errorf("--set %s: must be papers, least, infer or hlb", set)
@@ -121,7 +126,8 @@ func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string,
 	return ready, nil
 }
 
-// listedExperiment is an experiment of a list. Minutes is nil if it cannot run with the other flags.
+// listedExperiment is an experiment in a list. Minutes is nil if the experiment cannot run with the
+// other flags.
 type listedExperiment struct {
 	Name    string      `json:"experiment"`
 	Minutes *float64    `json:"minutes"`
@@ -131,6 +137,7 @@ type listedExperiment struct {
 	Needs   string      `json:"needs"`
 }
 
+// listExperiments prints all experiments, and how long each of them and each set takes.
 func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
 	all := []listedExperiment{}
 	total := map[testbed.Set]time.Duration{}
@@ -139,8 +146,10 @@ func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
 		if err != nil {
 			return err
 		}
-		listed := listedExperiment{Name: name, Set: e.Set, Paper: e.Paper, Title: e.Title, Needs: e.Needs}
-		if e.Check(o) == nil {
+		listed := listedExperiment{
+			Name: name, Set: e.Set, Paper: e.Paper, Title: e.Title, Needs: e.Needs,
+		}
+		if e.Check(o) == nil { // the experiment can run
 			listed.Minutes = new(e.Duration(o).Minutes())
 			if e.Needs == "" {
 				total[e.Set] += e.Duration(o)
@@ -161,12 +170,13 @@ func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Name, takes, e.Set, e.Paper, e.Title, e.Needs)
 	}
 	for _, set := range testbed.Sets() {
-		fmt.Fprintf(w, "--set %s\t%s\t%s\t\tall that need nothing\t\n", set, inMinutes(total[set].Minutes()), set)
+		fmt.Fprintf(w, "--set %s\t%s\t%s\t\tall that need nothing\t\n",
+			set, inMinutes(total[set].Minutes()), set)
 	}
 	return w.Flush()
 }
 
-// inMinutes formats the duration of an experiment for readers.
+// inMinutes formats a duration in minutes or, if it is more than three hours, in hours.
 func inMinutes(minutes float64) string {
 	if minutes > 3*60 {
 		return fmt.Sprintf("%.0f h", math.Ceil(minutes/60))
@@ -174,6 +184,7 @@ func inMinutes(minutes float64) string {
 	return fmt.Sprintf("%.0f min", math.Ceil(minutes))
 }
 
+// runExperiments runs experiments one after the other, and prints their results.
 func runExperiments(
 	ctx context.Context, out io.Writer, names []string, o testbed.Options, asJSON bool,
 ) error {
@@ -207,8 +218,8 @@ func runExperiments(
 	return nil
 }
 
-// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds.
-// Those that are not known are nil.
+// experimentRow has what --json prints about a case at a point. Times are in milliseconds of
+// emulated time. Times that are not known are nil.
 type experimentRow struct {
 	Experiment    string   `json:"experiment"`
 	Case          string   `json:"case"`
@@ -232,6 +243,7 @@ type experimentRow struct {
 	Warnings      []string `json:"warnings"`
 }
 
+// rowsOf returns a row for each case at each point that has results.
 func rowsOf(r *testbed.Results) (rows []experimentRow) {
 	for _, name := range r.Cases {
 		for _, point := range r.Points {
@@ -264,6 +276,8 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 	return rows
 }
 
+// printResults prints the results of an experiment: a table for its kind, the order of the cases,
+// the paper's claims, and warnings.
 func printResults(out io.Writer, r *testbed.Results, directory string) error {
 	fmt.Fprintf(out, "%s: %s (%s)\n\n", r.Experiment, r.Title, wording.Count(len(r.Runs), "run"))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -291,10 +305,12 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 				run.Case, r.Axis.Key, run.Point, run.Seed, warning)
 		}
 	}
-	_, err := fmt.Fprintf(out, "The results are in %[1]s. Next: %[2]s lab report %[1]s\n", directory, cli.Program(programName))
+	_, err := fmt.Fprintf(out, "The results are in %[1]s. Next: %[2]s lab report %[1]s\n",
+		directory, cli.Program(programName))
 	return err
 }
 
+// printResponses prints the response times of each case at each point.
 func printResponses(w io.Writer, r *testbed.Results) {
 	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\t±\tp99\t±\tfailed\tsimulated mean\t"+
 		"omniscient mean\tmodel mean\t\n", r.Axis.Key)
@@ -362,7 +378,8 @@ func printHeld(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// printForwarding prints the CPU time of packets, and how many a core can forward in a second.
+// printForwarding prints the CPU time of a packet in each case, and how many packets a core can
+// forward in a second.
 func printForwarding(w io.Writer, r *testbed.Results) {
 	fmt.Fprintf(w, "case\t%s\tns per packet\tMpackets/s of a core\trelative to %s\t\n",
 		r.Axis.Key, r.Cases[0])
@@ -377,8 +394,11 @@ func printForwarding(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// comparePlacements runs the experiment demo. It prints how long that takes.
-func comparePlacements(ctx context.Context, progress io.Writer) (*testbed.Experiment, []experimentRow, error) {
+// comparePlacements runs the experiment demo, which compares placements. Before, it prints how long
+// that takes.
+func comparePlacements(
+	ctx context.Context, progress io.Writer,
+) (*testbed.Experiment, []experimentRow, error) {
 	e, text, err := testbed.Load("demo")
 	if err != nil {
 		return nil, nil, err
@@ -388,8 +408,8 @@ func comparePlacements(ctx context.Context, progress io.Writer) (*testbed.Experi
 		return nil, nil, err
 	}
 	defer os.RemoveAll(directory)
-	fmt.Fprintf(progress, "Sending %d requests to %d busy servers by each placement: about %s.\n", e.Connections,
-		e.Servers, e.Duration(testbed.Options{}).Round(5*time.Second))
+	fmt.Fprintf(progress, "Sending %d requests to %d busy servers by each placement: about %s.\n",
+		e.Connections, e.Servers, e.Duration(testbed.Options{}).Round(5*time.Second))
 	r, err := e.Run(ctx, text, testbed.Options{Directory: directory})
 	if err != nil {
 		return nil, nil, err
@@ -397,7 +417,7 @@ func comparePlacements(ctx context.Context, progress io.Writer) (*testbed.Experi
 	return e, rowsOf(r), nil
 }
 
-// showPlacements runs the experiment demo, and prints a table.
+// showPlacements compares placements, and prints a table of the results.
 func showPlacements(cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
 	e, rows, err := comparePlacements(cmd.Context(), out)
@@ -418,6 +438,7 @@ func showPlacements(cmd *cobra.Command) error {
 	return err
 }
 
+// printClaim prints a claim of a paper, and whether the results meet it.
 func printClaim(out io.Writer, c testbed.Claim) {
 	fmt.Fprintf(out, "claim: %s\n", c.Text)
 	if c.Measured == nil {
@@ -434,6 +455,8 @@ func printClaim(out io.Writer, c testbed.Claim) {
 	fmt.Fprintln(out)
 }
 
+// newLabGuard returns the command that an experiment runs beside itself. The guard removes the lab
+// when the experiment's process has ended, because its standard input ends then.
 func newLabGuard() *cobra.Command {
 	return &cobra.Command{
 		Use:    "guard LAB",

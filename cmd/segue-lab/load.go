@@ -26,7 +26,8 @@ import (
 // defaultLoadDuration is how long requests arrive if no flag says when they end.
 const defaultLoadDuration = 10 * time.Second
 
-// loadFlags are the flags of segue-lab load whose values need a conversion.
+// loadFlags has the values of the flags of segue-lab load. Some flags write directly to config. The
+// others need to be parsed.
 type loadFlags struct {
 	config                  httpload.Config
 	rate, speed             float64
@@ -37,38 +38,41 @@ type loadFlags struct {
 	sources                 []string
 	record, log             string
 	asJSON, asCSV, loud     bool
-	given                   func(flag string) bool // it is on the command line
+	given                   func(flag string) bool // tells whether a flag is on the command line
 }
 
+// newLoad returns the command that sends requests and measures their latency.
 func newLoad() *cobra.Command {
 	var f loadFlags
 	cmd := &cobra.Command{
 		Use:   "load URL...",
 		Short: "Send HTTP requests in an open loop, and measure their latency",
-		Long: `Load sends HTTP/1.1 requests at given times. A slow server delays no request: each
-request has an intended send time, and its latency is measured from that time to the
-end of the response. docs/research/load.md explains the report, and compares load with wrk.
+		Long: `Load sends HTTP/1.1 requests at given times. It sends a request even if a slow server
+has not answered the earlier ones. Each request has an intended send time. Its latency is
+the time from then to the end of the response. docs/research/load.md explains the report,
+and compares load with wrk.
 
-Requests arrive at --rate per second: by a Poisson process, or with --arrivals
-constant at equal intervals. --curve changes the rate over the day. --trace takes times
-and queries from a file instead, and sends them to the hosts of the URLs.
+Requests arrive at --rate per second by a Poisson process or, with --arrivals constant, at
+equal intervals. --curve changes the rate over the day. --trace takes the times and
+queries of requests from a file instead. They go to the hosts of the URLs.
 
-Each request draws one of the URLs. A URL may contain {demand}, the work that
---demand draws for each request, as in /?work=190.125ms; {demand-us}, the same in whole microseconds;
-and {n}, the number of the request. Two runs with the same flags and the same --seed
-have the same arrivals and the same work.
+Each request draws one of the URLs. A URL may contain {demand}, the work that --demand
+draws for each request, as in /?work=190.125ms. It may also contain {demand-us}, the same
+work in whole microseconds, and {n}, the number of the request. Two runs with the same
+flags and the same --seed have the same arrivals and the same work.
 
 Each request has its own connection, unless --keep-alive is given. --source spreads
-the connections over several client addresses of this host. An address has 28,232
-ports for connections to one destination (sysctl net.ipv4.ip_local_port_range).
+the connections over several client addresses of this host. By default, an address has
+28,232 ports for connections to one destination (sysctl net.ipv4.ip_local_port_range).
 
 Ctrl-C ends the run early, with a report. The exit code is 0 if at least one request
-succeeded, or no request had an outcome.
+succeeded, or if no request had an outcome.
 
 --json prints an object. --csv prints one line, or with --every one per interval.
 Times are in seconds.`,
 		Example: "  segue-lab load --rate 500 --duration 30s http://203.0.113.2/\n" +
-			"  segue-lab load --rate 220 --demand 'exponential: 190ms' 'http://[2001:db8:80::1]/?work={demand}'\n" +
+			"  segue-lab load --rate 220 --demand 'exponential: 190ms' " +
+			"'http://[2001:db8:80::1]/?work={demand}'\n" +
 			"  segue-lab load --trace day.gz --format wikibench --speed 2 --every 1m http://203.0.113.2",
 		Args: cli.Arguments("URL..."),
 		RunE: func(cmd *cobra.Command, urls []string) error {
@@ -83,6 +87,7 @@ Times are in seconds.`,
 	return cmd
 }
 
+// addArrivals adds the flags about the times and the work of requests.
 func (f *loadFlags) addArrivals(flags *pflag.FlagSet) {
 	flags.Float64Var(&f.rate, "rate", 0, "`number` of requests per second")
 	flags.StringVar(&f.arrivals, "arrivals", "poisson",
@@ -95,25 +100,26 @@ func (f *loadFlags) addArrivals(flags *pflag.FlagSet) {
 	flags.StringVar(&f.format, "format", "queries",
 		"`format` of the trace: queries (time<TAB>query) or wikibench (counter time url ...)")
 	flags.Float64Var(&f.speed, "speed", 1,
-		"`number` of times that the trace plays faster than it was recorded")
+		"how many times faster than it was recorded the trace is played, a `number`")
 	flags.DurationVar(&f.config.Duration, "duration", 0,
 		"time in which requests arrive (default 10s, without --requests and --trace)")
 	flags.Uint64Var(&f.config.Requests, "requests", 0,
-		"largest `count` of requests; 0 stands for no limit")
+		"largest `count` of requests; 0 means no limit")
 	flags.DurationVar(&f.config.Warmup, "warmup", 0,
 		"time at the beginning that does not count in the report")
 	flags.StringVar(&f.demand, "demand", "",
-		"`distribution` from which the work is drawn that replaces {demand}, such as 'exponential: 190ms'")
+		"`distribution` of the work that replaces {demand}, such as 'exponential: 190ms'")
 	flags.Uint64Var(&f.config.Seed, "seed", 1, "`number` that seeds arrivals, URLs and work")
 }
 
+// addRequests adds the flags about connections, requests and expected responses.
 func (f *loadFlags) addRequests(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.sources, "source", nil,
 		"client `address`, or prefix of addresses of this host; may be given several times")
 	flags.BoolVar(&f.config.KeepAlive, "keep-alive", false,
 		"send further requests on open connections")
 	flags.IntVar(&f.config.Connections, "connections", 0,
-		"largest `count` of open connections, for which further requests wait; 0 stands for no limit")
+		"largest `count` of open connections; further requests wait for one; 0 means no limit")
 	flags.IntVar(&f.config.Idle, "idle", 0,
 		"`count` of further connections to hold open without requests")
 	flags.DurationVar(&f.config.ConnectTimeout, "connect-timeout", 5*time.Second,
@@ -124,11 +130,13 @@ func (f *loadFlags) addRequests(flags *pflag.FlagSet) {
 		"`line` such as \"Host: example.com\" to send with each request; may be given several times")
 	flags.IntSliceVar(&f.config.Expect.Status, "expect-status", nil,
 		"expected `numbers` of the status (default: 200 to 399)")
-	flags.StringVar(&f.body, "expect-body", "", "`regexp` that must be found in each body")
+	flags.StringVar(&f.body, "expect-body", "",
+		"`regexp` that must match in the first mebibyte of each body")
 	flags.StringVar(&f.config.ServerHeader, "server-header", "X-Segue-Server",
 		"`name` of the response header that names the server")
 }
 
+// addReport adds the flags about the output.
 func (f *loadFlags) addReport(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.config.Every, "every", 0, "also report each interval of this `duration`")
 	flags.StringVar(&f.record, "record", "",
@@ -136,10 +144,10 @@ func (f *loadFlags) addReport(flags *pflag.FlagSet) {
 	flags.StringVar(&f.log, "log", "", "write a line of CSV for each request to this `file`")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.BoolVar(&f.asCSV, "csv", false, "print CSV")
-	flags.BoolVar(&f.loud, "progress", false, "show progress even if standard error is not a terminal")
+	flags.BoolVar(&f.loud, "progress", false, progressHelp)
 }
 
-// run generates the load, and prints the report.
+// run checks the flags, generates the load, and prints the report.
 func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	for _, parse := range []func() error{
 		f.checkCombinations, f.checkNumbers, f.parseArrivals, f.parseExpectation, f.parseDemand,
@@ -171,7 +179,7 @@ func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	return errors.Join(f.print(cmd.OutOrStdout(), report), noSuccess(report), err)
 }
 
-// noSuccess returns an error if requests had an outcome, and none succeeded.
+// noSuccess returns an error if all requests with an outcome have failed, and there are any.
 func noSuccess(r *httpload.Report) error {
 	if r.Failed > 0 && r.Succeeded == 0 {
 		return errors.New("no request succeeded")
@@ -179,7 +187,8 @@ func noSuccess(r *httpload.Report) error {
 	return nil
 }
 
-// checkCombinations refuses flags that have no effect.
+// checkCombinations returns an error if a flag is missing, or if one has no effect because of
+// others.
 func (f *loadFlags) checkCombinations() error {
 	if !f.given("rate") && !f.given("trace") {
 		return errors.New("load: missing --rate or --trace")
@@ -199,7 +208,8 @@ func (f *loadFlags) checkCombinations() error {
 	return nil
 }
 
-// checkNumbers checks the flags that are numbers and durations.
+// checkNumbers returns an error if a number or a duration is out of range. It also sets the default
+// of --duration.
 func (f *loadFlags) checkNumbers() error {
 	c := &f.config
 	for name, duration := range map[string]time.Duration{
@@ -232,7 +242,7 @@ func (f *loadFlags) checkNumbers() error {
 // isPositive tells whether a number is finite and above 0.
 func isPositive(x float64) bool { return x > 0 && !math.IsInf(x, 1) }
 
-// parseArrivals reads the flags that say when requests are due.
+// parseArrivals stores the arrivals that the flags describe in the configuration.
 func (f *loadFlags) parseArrivals() error {
 	if f.trace != "" {
 		return f.parseTrace()
@@ -257,8 +267,8 @@ func (f *loadFlags) parseArrivals() error {
 	return nil
 }
 
-// parseCurve reads the flags --curve, --start and --day. It returns the curve of the rate, or nil
-// if the rate is constant.
+// parseCurve returns the curve of the rate that the flags --curve, --start and --day describe. It
+// returns nil if the rate is constant, because there is no --curve.
 func parseCurve(curve, startOfDay string, length time.Duration) (sim.Curve, error) {
 	if curve == "" {
 		return nil, nil
@@ -283,7 +293,8 @@ func parseCurve(curve, startOfDay string, length time.Duration) (sim.Curve, erro
 	return day, nil
 }
 
-// parseTrace reads the whole trace once, so that a line that is wrong is found before the start.
+// parseTrace stores the arrivals of --trace in the configuration. It reads the whole trace once, so
+// that an error in it is found before the first request.
 func (f *loadFlags) parseTrace() error {
 	formats := map[string]sim.TraceFormat{"queries": sim.TimedQueries, "wikibench": sim.Wikibench}
 	format, known := formats[f.format]
@@ -301,6 +312,7 @@ func (f *loadFlags) parseTrace() error {
 	return nil
 }
 
+// parseExpectation checks --expect-status, and parses --expect-body.
 func (f *loadFlags) parseExpectation() (err error) {
 	for _, status := range f.config.Expect.Status {
 		if status < 200 || status > 599 {
@@ -313,6 +325,7 @@ func (f *loadFlags) parseExpectation() (err error) {
 	return err
 }
 
+// parseDemand parses --demand.
 func (f *loadFlags) parseDemand() error {
 	if f.demand == "" {
 		return nil
@@ -325,6 +338,7 @@ func (f *loadFlags) parseDemand() error {
 	return nil
 }
 
+// parseSources parses --source.
 func (f *loadFlags) parseSources() (err error) {
 	if f.config.Clients, err = httpload.ParseClients(f.sources); err != nil {
 		return fmt.Errorf("--source %w", err)
@@ -332,6 +346,7 @@ func (f *loadFlags) parseSources() (err error) {
 	return nil
 }
 
+// parseTargets parses the URLs, and resolves their hosts.
 func (f *loadFlags) parseTargets(ctx context.Context, urls []string) error {
 	for _, text := range urls {
 		target, err := httpload.ParseTarget(ctx, text)
@@ -343,7 +358,7 @@ func (f *loadFlags) parseTargets(ctx context.Context, urls []string) error {
 	return nil
 }
 
-// openFiles creates the files that the run writes. It returns a function that closes them.
+// openFiles creates the files of --record and --log. It returns a function that closes them.
 func (f *loadFlags) openFiles() (closeFiles func() error, err error) {
 	var files []*os.File
 	closeFiles = func() error {
@@ -370,7 +385,8 @@ func (f *loadFlags) openFiles() (closeFiles func() error, err error) {
 	return closeFiles, nil
 }
 
-// loadProgress shows the state of a run every second, on a terminal unless it is to be loud.
+// loadProgress returns a function that prints the state of a run. It returns nil if out is not a
+// terminal, unless loud is true.
 func loadProgress(out io.Writer, loud bool) func(httpload.Progress) {
 	write := progressTo(out, loud)
 	if write == nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
+// print prints the report as text, JSON or CSV.
 func (f *loadFlags) print(out io.Writer, r *httpload.Report) error {
 	switch {
 	case f.asJSON:
@@ -28,6 +29,7 @@ func (f *loadFlags) print(out io.Writer, r *httpload.Report) error {
 	return printLoad(out, r)
 }
 
+// inMilliseconds formats a number of seconds in milliseconds.
 func inMilliseconds(seconds float64) string { return milliseconds(scenario.Number(seconds)) }
 
 // printLoad prints the report as text.
@@ -60,7 +62,7 @@ func printLoad(out io.Writer, r *httpload.Report) error {
 	return nil
 }
 
-// timesColumns are the columns of times.
+// timesColumns are the columns of a table of times.
 var timesColumns = []struct {
 	name  string
 	value func(*httpload.Times) float64
@@ -76,6 +78,7 @@ var timesColumns = []struct {
 	{"max", func(t *httpload.Times) float64 { return t.Max }},
 }
 
+// printTimes prints the table of times.
 func printTimes(out io.Writer, r *httpload.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(w, "ms\t")
@@ -103,8 +106,8 @@ func printTimes(out io.Writer, r *httpload.Report) error {
 	return w.Flush()
 }
 
-// printOutcomes prints the outcomes that occurred, each failure with an example. Requests that were in
-// flight at an interrupt have no outcome, and so no share.
+// printOutcomes prints the outcomes that occurred, with the first error of each. Shares are of the
+// requests with an outcome, so unfinished requests have none.
 func printOutcomes(out io.Writer, r *httpload.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(name string, n uint64, example string) {
@@ -125,6 +128,7 @@ func printOutcomes(out io.Writer, r *httpload.Report) error {
 	return w.Flush()
 }
 
+// printServers prints the table of servers, if any was named.
 func printServers(out io.Writer, r *httpload.Report) error {
 	if len(r.Servers) == 0 {
 		return nil
@@ -138,11 +142,13 @@ func printServers(out io.Writer, r *httpload.Report) error {
 	fmt.Fprintln(w, "server\tresponses\tshare\tfailed\tmean ms\tp50\tp99")
 	for _, s := range r.Servers {
 		fmt.Fprintf(w, "%s\t%d\t%.1f%%\t%d\t%s\n", s.Name, s.Responses,
-			100*float64(s.Responses)/float64(all), s.Failed, cells(s.Latency, "\t", "mean", "p50", "p99"))
+			100*float64(s.Responses)/float64(all), s.Failed,
+			cells(s.Latency, "\t", "mean", "p50", "p99"))
 	}
 	return w.Flush()
 }
 
+// printIntervals prints the table of intervals, if the report has intervals.
 func printIntervals(out io.Writer, r *httpload.Report) error {
 	if len(r.Intervals) == 0 {
 		return nil
@@ -151,13 +157,14 @@ func printIntervals(out io.Writer, r *httpload.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "from s\tto s\trequests/s\tfailed\tmean ms\tp50\tp90\tp99\tmax")
 	for _, at := range r.Intervals {
-		fmt.Fprintf(w, "%v\t%v\t%.1f\t%d\t%s\n", at.From, at.To, float64(at.Requests)/(at.To-at.From),
-			at.Failed, cells(at.Latency, "\t", "mean", "p50", "p90", "p99", "max"))
+		fmt.Fprintf(w, "%v\t%v\t%.1f\t%d\t%s\n", at.From, at.To,
+			float64(at.Requests)/(at.To-at.From), at.Failed,
+			cells(at.Latency, "\t", "mean", "p50", "p90", "p99", "max"))
 	}
 	return w.Flush()
 }
 
-// cells formats some columns of times in milliseconds. Without times they are dashes.
+// cells formats the columns with the given names in milliseconds. If t is nil, each is a dash.
 func cells(t *httpload.Times, separator string, names ...string) string {
 	var texts []string
 	for _, name := range names {
@@ -172,8 +179,8 @@ func cells(t *httpload.Times, separator string, names ...string) string {
 	return strings.Join(texts, separator)
 }
 
-// printLoadCSV prints a line for the run, or for each interval. All lines have the same columns for
-// requests and latency.
+// printLoadCSV prints a line of CSV for the run or, if intervals is true, for each interval. The
+// line for the run has more columns.
 func printLoadCSV(out io.Writer, r *httpload.Report, intervals bool) error {
 	header := []string{"seed", "from", "to", "requests", "succeeded", "failed"}
 	for _, column := range timesColumns {

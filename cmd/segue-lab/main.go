@@ -18,7 +18,8 @@ func main() { cli.Main(newRoot()) }
 // newRoot assembles the command tree.
 func newRoot() *cobra.Command {
 	root := cli.NewRoot(programName, "Laboratory of the load balancer Segue")
-	cli.AddGroup(root, "lab", "Try and measure on this machine:", newLab(), newApp(), newLoad(), newBench())
+	cli.AddGroup(root, "lab", "Try and measure on this machine:",
+		newLab(), newApp(), newLoad(), newBench())
 	cli.AddGroup(root, "research", "Simulate and compute:", newSim(), newModel(), newRepro())
 	cli.Complete(root)
 	return root

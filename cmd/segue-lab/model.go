@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// modelFlags are the flags that the commands of segue-lab model share.
+// modelFlags has the values of the flags that several commands of segue-lab model have.
 type modelFlags struct {
 	thresholds []string
 	cores      int
@@ -25,6 +25,8 @@ type modelFlags struct {
 	asJSON     bool
 }
 
+// newModel returns the command that computes the steady state of the papers' models. It also has
+// the commands for other results of the models.
 func newModel() *cobra.Command {
 	f := modelFlags{thresholds: []string{"2", "4", "8"}, cores: 1, service: time.Second}
 	loads, percentiles := []string{"30%", "50%", "71%", "88%", "95%"}, []string{"90"}
@@ -32,18 +34,20 @@ func newModel() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "model",
 		Short: "Compute the papers' queueing models",
-		Long: `Model computes section V of the paper on 6LB: infinitely many servers, Poisson arrivals
-and exponential service times. Under policy SRc, a flow is offered to two random
+		Long: `Model computes the model in section V of the paper on 6LB: infinitely many servers, Poisson
+arrivals and exponential service times. Under policy SRc, a flow is offered to two random
 servers. The first server accepts the flow if it has fewer than c flows; otherwise the
-second server accepts it. SC, single choice, is plain hashing.
+second server accepts it. Under policy SC (single choice), each flow goes to one random
+server, as by hashing.
 
 A response time lasts from a flow's arrival at its server to its end. Servers serve
 flows first come, first served. (The mean is the same for processor sharing.) "passed
-on" is the share of flows that the first server refuses. "wrongly" is the share of all
-flows that the first server refuses although the second one has more flows.
-docs/research/model.md has the equations.`,
-		Example: "  segue-lab model --threshold 4 --load 88% --cores 2 --service 190ms --percentile 50,90,99",
-		Args:    cli.Arguments(),
+on" is the share of flows that the first server refuses. "wrongly" is the share of flows
+that the first server refuses although the second one has more flows. Both are shares of
+all flows. docs/research/model.md has the equations.`,
+		Example: "  segue-lab model --threshold 4 --load 88% --cores 2 --service 190ms " +
+			"--percentile 50,90,99",
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policies, err := f.policies()
 			if err != nil {
@@ -71,16 +75,23 @@ docs/research/model.md has the equations.`,
 		},
 	}
 	f.addTo(cmd)
-	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print JSON, with times in seconds and shares from 0 to 1")
-	cmd.Flags().StringSliceVar(&loads, "load", loads, "loads: `shares` of the cores that are busy on average")
-	cmd.Flags().StringSliceVar(&percentiles, "percentile", percentiles, "percentiles of the response time, `numbers` such as 99.9")
-	cmd.Flags().DurationVar(&delay, "delay", 0, "`duration` of passing a flow from the first server to the second")
-	cmd.AddCommand(newModelDistribution(&f), newModelServers(&f), newModelTransient(&f), newModelTwoServers(&f.asJSON))
+	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false,
+		"print JSON, with times in seconds and shares from 0 to 1")
+	cmd.Flags().StringSliceVar(&loads, "load", loads,
+		"loads: `shares` of the cores that are busy on average")
+	cmd.Flags().StringSliceVar(&percentiles, "percentile", percentiles,
+		"percentiles of the response time, `numbers` such as 99.9")
+	cmd.Flags().DurationVar(&delay, "delay", 0,
+		"`duration` of passing a flow from the first server to the second")
+	cmd.AddCommand(newModelDistribution(&f), newModelServers(&f), newModelTransient(&f),
+		newModelTwoServers(&f.asJSON))
 	return cmd
 }
 
+// addTo adds the flags about policies and servers to a command.
 func (f *modelFlags) addTo(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&f.thresholds, "threshold", f.thresholds, "thresholds: `counts` c of SRc; a server accepts while it has fewer than c flows")
+	cmd.Flags().StringSliceVar(&f.thresholds, "threshold", f.thresholds,
+		"thresholds: `counts` c of SRc; a server accepts while it has fewer than c flows")
 	cmd.Flags().IntVar(&f.cores, "cores", f.cores, "`count` of cores per server")
 	cmd.Flags().DurationVar(&f.service, "service", f.service, "mean `duration` of a flow on one core")
 }
@@ -88,10 +99,11 @@ func (f *modelFlags) addTo(cmd *cobra.Command) {
 // policy is single choice or SRc.
 type policy struct {
 	name      string
-	threshold int // threshold of SRc
-	single    bool
+	threshold int  // the c of SRc; 0 for single choice
+	single    bool // it is single choice
 }
 
+// steady computes the steady state under the policy.
 func (p policy) steady(load float64, cores int) (*model.Steady, error) {
 	if p.single {
 		return model.SingleChoice(load, cores)
@@ -99,8 +111,7 @@ func (p policy) steady(load float64, cores int) (*model.Steady, error) {
 	return model.SRc(load, cores, p.threshold)
 }
 
-// policies checks the shared flags. It returns single choice, the baseline, and the policies of the
-// flags.
+// policies checks the flags of addTo. It returns single choice and, for each --threshold, SRc.
 func (f *modelFlags) policies() ([]policy, error) {
 	if f.cores < 1 || f.cores > model.MaxCores {
 		return nil, fmt.Errorf("--cores %d: must be from 1 to %d", f.cores, model.MaxCores)
@@ -119,13 +130,16 @@ func (f *modelFlags) policies() ([]policy, error) {
 	return list, nil
 }
 
+// seconds converts a time in service times, the unit of the model, to seconds.
 func (f *modelFlags) seconds(units float64) float64 { return units * f.service.Seconds() }
 
-// parseLoads reads shares below 100%. At 100% a queue without limit has no steady state.
+// parseLoads parses the loads that a flag has. They are below 100%, because a queue without limit
+// has no steady state at 100%.
 func parseLoads(flag string, words ...string) ([]float64, error) {
 	var loads []float64
 	for _, word := range words {
-		load, err := parseShare(flag, word, "above 0% and below 100%", func(v float64) bool { return v > 0 && v < 1 })
+		between := func(v float64) bool { return v > 0 && v < 1 }
+		load, err := parseShare(flag, word, "above 0% and below 100%", between)
 		if err != nil {
 			return nil, err
 		}
@@ -137,8 +151,8 @@ func parseLoads(flag string, words ...string) ([]float64, error) {
 	return loads, nil
 }
 
-// parseShare reads a share in percent. condition describes in words the values for which holds is
-// true.
+// parseShare parses a share in percent, for which holds must be true. condition says the same in
+// words, for errors.
 func parseShare(flag, word, condition string, holds func(float64) bool) (float64, error) {
 	number, percent := strings.CutSuffix(word, "%")
 	value, err := strconv.ParseFloat(number, 64)
@@ -148,19 +162,21 @@ func parseShare(flag, word, condition string, holds func(float64) bool) (float64
 	return value / 100, nil
 }
 
+// parsePercentiles parses the percentiles that a flag has.
 func parsePercentiles(flag string, words ...string) ([]float64, error) {
 	var percentiles []float64
 	for _, word := range words {
 		x, err := strconv.ParseFloat(word, 64)
 		if err != nil || !(x > 0 && x <= model.MaxPercentile) {
-			return nil, fmt.Errorf("%s %q: must be a number above 0 and at most %v", flag, word, model.MaxPercentile)
+			return nil, fmt.Errorf("%s %q: must be a number above 0 and at most %v",
+				flag, word, model.MaxPercentile)
 		}
 		percentiles = append(percentiles, x)
 	}
 	return percentiles, nil
 }
 
-// steadyRow is the steady state of one policy at one load.
+// steadyRow has the results for the steady state under one policy at one load.
 type steadyRow struct {
 	Load          float64            `json:"load"`
 	Policy        string             `json:"policy"`
@@ -173,7 +189,11 @@ type steadyRow struct {
 	Wrongly       float64            `json:"passed_on_wrongly"`
 }
 
-func (f *modelFlags) steadyRows(loads []float64, policies []policy, percentiles []float64, delay time.Duration) ([]steadyRow, error) {
+// steadyRows computes the steady state under each policy at each load. delay is the time of passing
+// a flow on.
+func (f *modelFlags) steadyRows(
+	loads []float64, policies []policy, percentiles []float64, delay time.Duration,
+) ([]steadyRow, error) {
 	var rows []steadyRow
 	for _, load := range loads {
 		for _, p := range policies {
@@ -201,6 +221,7 @@ func (f *modelFlags) steadyRows(loads []float64, policies []policy, percentiles 
 	return rows, nil
 }
 
+// printSteady prints a table of steady states.
 func printSteady(out io.Writer, rows []steadyRow, percentiles []float64) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	header := "load\tpolicy\tmean\twith delay\t"
@@ -209,18 +230,21 @@ func printSteady(out io.Writer, rows []steadyRow, percentiles []float64) error {
 	}
 	fmt.Fprintln(w, header+"flows\tfairness\tpassed on\twrongly\t")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t", percentage(r.Load), r.Policy, duration(r.Mean), duration(r.MeanWithDelay))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t", percentage(r.Load), r.Policy,
+			duration(r.Mean), duration(r.MeanWithDelay))
 		for _, x := range percentiles {
 			fmt.Fprintf(w, "%s\t", duration(r.Percentiles[fmt.Sprint(x)]))
 		}
-		fmt.Fprintf(w, "%.3f\t%.3f\t%s\t%s\t\n", r.Flows, r.Fairness, percentage(r.PassedOn), percentage(r.Wrongly))
+		fmt.Fprintf(w, "%.3f\t%.3f\t%s\t%s\t\n",
+			r.Flows, r.Fairness, percentage(r.PassedOn), percentage(r.Wrongly))
 	}
 	return w.Flush()
 }
 
+// percentage formats a share in percent.
 func percentage(share float64) string { return fmt.Sprintf("%.2f%%", 100*share) }
 
-// duration formats a time with four significant digits, in s, ms or µs.
+// duration formats a number of seconds with four significant digits, in s, ms or µs.
 func duration(seconds float64) string {
 	if seconds == 0 {
 		return "0 s"
@@ -232,7 +256,9 @@ func duration(seconds float64) string {
 	case seconds < 1:
 		scale, unit = 1e3, "ms"
 	}
+	const significant = 4
 	value := seconds * scale
-	digits := max(0, 3-int(math.Floor(math.Log10(value))))
-	return strconv.FormatFloat(value, 'f', digits, 64) + " " + unit
+	magnitude := int(math.Floor(math.Log10(value)))
+	decimals := max(0, significant-1-magnitude)
+	return strconv.FormatFloat(value, 'f', decimals, 64) + " " + unit
 }

@@ -15,9 +15,12 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// newModelCurves completes a command that compares all policies at one load. run uses its other
-// flags.
-func newModelCurves(f *modelFlags, cmd *cobra.Command, run func(cmd *cobra.Command, load float64, policies []policy) error) *cobra.Command {
+// newModelCurves completes a command that compares all policies at one load: it adds the flags for
+// these, and calls run with their values. run checks the other flags of the command.
+func newModelCurves(
+	f *modelFlags, cmd *cobra.Command,
+	run func(cmd *cobra.Command, load float64, policies []policy) error,
+) *cobra.Command {
 	load := "88%"
 	cmd.Args = cli.Arguments()
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -32,12 +35,17 @@ func newModelCurves(f *modelFlags, cmd *cobra.Command, run func(cmd *cobra.Comma
 		return run(cmd, loads[0], policies)
 	}
 	f.addTo(cmd)
-	cmd.Flags().StringVar(&load, "load", load, "load: `share` of the cores that is busy on average in the steady state")
+	cmd.Flags().StringVar(&load, "load", load,
+		"load: `share` of the cores that is busy on average in the steady state")
 	return cmd
 }
 
-// printCurves prints a line for each time, with the values of all policies.
-func printCurves(out io.Writer, first, prefix string, policies []policy, times []float64, value func(line int, policy string) string) error {
+// printCurves prints a table with a line for each time, which has a value of each policy. first is
+// the title of the column of times. The title of a policy's column is its name behind prefix.
+func printCurves(
+	out io.Writer, first, prefix string, policies []policy, times []float64,
+	value func(line int, policy string) string,
+) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "%s\t", first)
 	for _, p := range policies {
@@ -54,6 +62,7 @@ func printCurves(out io.Writer, first, prefix string, policies []policy, times [
 	return w.Flush()
 }
 
+// newModelDistribution returns the command that computes the distribution of response times.
 func newModelDistribution(f *modelFlags) *cobra.Command {
 	to, points := time.Duration(0), 20
 	cmd := newModelCurves(f, &cobra.Command{
@@ -68,8 +77,10 @@ func newModelDistribution(f *modelFlags) *cobra.Command {
 		}
 		return f.distribution(cmd.OutOrStdout(), load, policies, to, points)
 	})
-	cmd.Flags().DurationVar(&to, "to", 0, "longest `duration` in the output; 0 stands for the 99th percentile of SC")
-	cmd.Flags().IntVar(&points, "points", points, "`count` of equally spaced durations")
+	cmd.Flags().DurationVar(&to, "to", 0,
+		"longest `duration` in the output; 0 means the 99th percentile of SC")
+	cmd.Flags().IntVar(&points, "points", points,
+		"`count` of durations in the output, at equal intervals")
 	return cmd
 }
 
@@ -79,7 +90,11 @@ type distributionRow struct {
 	Share map[string]float64 `json:"share"`
 }
 
-func (f *modelFlags) distribution(out io.Writer, load float64, policies []policy, to time.Duration, points int) error {
+// distribution prints the distribution of response times under each policy, up to the time to, at
+// the given number of points. If to is 0, it ends at the 99th percentile of single choice.
+func (f *modelFlags) distribution(
+	out io.Writer, load float64, policies []policy, to time.Duration, points int,
+) error {
 	states := make([]*model.Steady, len(policies))
 	for i, p := range policies {
 		var err error
@@ -106,14 +121,14 @@ func (f *modelFlags) distribution(out io.Writer, load float64, policies []policy
 	if f.asJSON {
 		return cli.PrintJSON(out, rows)
 	}
-	return printCurves(out, "no longer than", "", policies, times, func(line int, policy string) string {
-		return percentage(rows[line].Share[policy])
-	})
+	share := func(line int, policy string) string { return percentage(rows[line].Share[policy]) }
+	return printCurves(out, "no longer than", "", policies, times, share)
 }
 
-// mostServiceTimes is the longest time to compute, in service times.
+// mostServiceTimes is the longest time that transient computes, in service times.
 const mostServiceTimes = 1_000_000
 
+// newModelTransient returns the command that computes how servers reach the steady state.
 func newModelTransient(f *modelFlags) *cobra.Command {
 	to, step, flows := 20*time.Second, time.Second, 0
 	cmd := newModelCurves(f, &cobra.Command{
@@ -121,17 +136,20 @@ func newModelTransient(f *modelFlags) *cobra.Command {
 		Short: "Compute how servers reach the steady state",
 	}, func(cmd *cobra.Command, load float64, policies []policy) error {
 		if step <= 0 || to < step || to/step > 10000 {
-			return fmt.Errorf("--step %v: must be above 0, at most --to %v, and at least 1/10000 of that", step, to)
+			return fmt.Errorf("--step %v: must be above 0, at most --to %v, and at least 1/10000 of that",
+				step, to)
 		}
 		if to/mostServiceTimes > f.service {
-			return fmt.Errorf("--to %v: must be at most %d times --service %v", to, mostServiceTimes, f.service)
+			return fmt.Errorf("--to %v: must be at most %d times --service %v",
+				to, mostServiceTimes, f.service)
 		}
 		if flows < 0 || flows > model.MaxThreshold {
 			return fmt.Errorf("--flows %d: must be from 0 to %d", flows, model.MaxThreshold)
 		}
 		return f.transient(cmd.Context(), cmd.OutOrStdout(), load, policies, flows, step, to)
 	})
-	cmd.Flags().IntVar(&flows, "flows", flows, "`count` of flows that each server starts with")
+	cmd.Flags().IntVar(&flows, "flows", flows,
+		"`count` of flows that each server has at the beginning")
 	cmd.Flags().DurationVar(&to, "to", to, "`duration` after which the computation stops")
 	cmd.Flags().DurationVar(&step, "step", step, "`duration` between two lines of the output")
 	return cmd
@@ -143,7 +161,12 @@ type transientRow struct {
 	Flows map[string]float64 `json:"flows"`
 }
 
-func (f *modelFlags) transient(ctx context.Context, out io.Writer, load float64, policies []policy, flows int, step, to time.Duration) error {
+// transient prints the mean number of flows of a server under each policy, from time 0 to the time
+// to. At time 0 each server has the given number of flows.
+func (f *modelFlags) transient(
+	ctx context.Context, out io.Writer, load float64, policies []policy, flows int,
+	step, to time.Duration,
+) error {
 	systems := make([]*model.Transient, len(policies))
 	for i, p := range policies {
 		var err error
@@ -166,7 +189,8 @@ func (f *modelFlags) transient(ctx context.Context, out io.Writer, load float64,
 	if f.asJSON {
 		return cli.PrintJSON(out, rows)
 	}
-	return printCurves(out, "time", "flows, ", policies, times, func(line int, policy string) string {
+	mean := func(line int, policy string) string {
 		return fmt.Sprintf("%.4f", rows[line].Flows[policy])
-	})
+	}
+	return printCurves(out, "time", "flows, ", policies, times, mean)
 }

@@ -15,14 +15,15 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
+// newModelServers returns the command that computes how many servers are needed.
 func newModelServers(f *modelFlags) *cobra.Command {
 	limit, servers, percentile := 6*time.Second, 100, "90"
 	cmd := &cobra.Command{
 		Use:   "servers",
 		Short: "Compute the number of servers that keeps response times below a limit",
-		Long: `Servers computes equation (11) of 6LB. At some load, the number of
-servers in --servers keeps a percentile of the response times exactly at the limit with
-single choice. The output is the number of servers that do so with SRc at that load.`,
+		Long: `Servers computes equation (11) of 6LB. With single choice, --servers servers can serve a
+certain rate of flows until a percentile of the response time reaches the limit. The
+output is how many servers are needed with SRc to serve the same rate within the limit.`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policies, err := f.policies()
@@ -40,8 +41,10 @@ single choice. The output is the number of servers that do so with SRc at that l
 		},
 	}
 	f.addTo(cmd)
-	cmd.Flags().DurationVar(&limit, "limit", limit, "`duration` that the percentile of the response time must not exceed")
-	cmd.Flags().StringVar(&percentile, "percentile", percentile, "percentile of the response time to which the limit applies, a `number` such as 99.9")
+	cmd.Flags().DurationVar(&limit, "limit", limit,
+		"`duration` that the percentile of the response time must not exceed")
+	cmd.Flags().StringVar(&percentile, "percentile", percentile,
+		"percentile of the response time to which the limit applies, a `number` such as 99.9")
 	cmd.Flags().IntVar(&servers, "servers", servers, "`count` of servers with single choice")
 	return cmd
 }
@@ -49,13 +52,18 @@ single choice. The output is the number of servers that do so with SRc at that l
 // serversRow has the number of servers that a policy needs.
 type serversRow struct {
 	Policy           string  `json:"policy"`
-	SingleChoiceLoad float64 `json:"single_choice_load"`
-	Load             float64 `json:"load"`
-	Ratio            float64 `json:"ratio"`
+	SingleChoiceLoad float64 `json:"single_choice_load"` // at which single choice reaches the limit
+	Load             float64 `json:"load"`               // at which the policy reaches the limit
+	Ratio            float64 `json:"ratio"`              // of the first load to the second
 	Servers          int     `json:"servers"`
 }
 
-func (f *modelFlags) servers(out io.Writer, policies []policy, percentile float64, limit time.Duration, servers int) error {
+// servers prints how many servers each policy needs to serve what the given number of servers can
+// serve with single choice.
+func (f *modelFlags) servers(
+	out io.Writer, policies []policy, percentile float64, limit time.Duration, servers int,
+) error {
+	const rounding = 1e-6 // more than the rounding error of a whole number of servers
 	var rows []serversRow
 	for _, p := range policies {
 		saving, err := model.Save(percentile, limit.Seconds()/f.service.Seconds(), f.cores, p.threshold)
@@ -63,8 +71,9 @@ func (f *modelFlags) servers(out io.Writer, policies []policy, percentile float6
 			return fmt.Errorf("--limit %v: %w", limit, err)
 		}
 		rows = append(rows, serversRow{
-			Policy: p.name, SingleChoiceLoad: saving.SingleChoiceLoad, Load: saving.Load, Ratio: saving.Ratio,
-			Servers: int(math.Ceil(float64(servers)*saving.Ratio - 1e-6)),
+			Policy: p.name, SingleChoiceLoad: saving.SingleChoiceLoad, Load: saving.Load,
+			Ratio:   saving.Ratio,
+			Servers: int(math.Ceil(float64(servers)*saving.Ratio - rounding)),
 		})
 	}
 	if f.asJSON {
@@ -73,7 +82,8 @@ func (f *modelFlags) servers(out io.Writer, policies []policy, percentile float6
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\tload with SC\tload\tratio\tservers\t")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%.4f\t%d\t\n", r.Policy, percentage(r.SingleChoiceLoad), percentage(r.Load), r.Ratio, r.Servers)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.4f\t%d\t\n",
+			r.Policy, percentage(r.SingleChoiceLoad), percentage(r.Load), r.Ratio, r.Servers)
 	}
 	return w.Flush()
 }

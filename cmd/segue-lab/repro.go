@@ -17,23 +17,23 @@ import (
 	"github.com/segue-lb/segue/research/repro"
 )
 
+// newRepro returns the command that reproduces figures of the papers.
 func newRepro() *cobra.Command {
 	s := repro.Settings{Seed: 1, Workers: runtime.GOMAXPROCS(0), Directory: "figures"}
 	var asJSON, list, loud bool
 	cmd := &cobra.Command{
 		Use:   "repro [FIGURE...]",
 		Short: "Reproduce the papers' figures and check their numbers",
-		Long: `Repro makes figures of the papers on SRLB, 6LB, SHELL and HLB by the model and by
-simulation. It makes the figures that need no packets. It writes each figure as CSV and
-SVG, and a page index.html that shows all figures. It compares its results with the
-statements of the papers. The tolerance of each comparison follows from a rule, which is
-printed with it. docs/research/reproduction.md describes the rules, and lists the figures that
-repro makes and those that it leaves out, with the reasons.
+		Long: `Repro makes those figures of the papers on SRLB, 6LB, SHELL and HLB that need no packets.
+It computes them by the model and by simulation. It writes each figure as CSV and SVG,
+and a page index.html that shows all figures. It compares its results with the statements
+of the papers, and prints the tolerance of each comparison and the rule from which the
+tolerance follows. docs/research/reproduction.md describes the rules. It also lists the
+figures that repro makes, and those that it leaves out, with the reasons.
 
 A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro
-makes all of them. It does not make a figure again if the directory contains it already,
-made by the same program with the same settings. So after an interruption, the next run
-continues at the same point.
+makes all of them. It keeps a figure in the directory that the same program has made with
+the same settings. So after an interruption, the next run continues at the same point.
 
 --json prints an array of objects with the keys figure, quantity, paper, measured, rule,
 tolerance, ok and note. With --list it prints an object with the key figures. Their keys
@@ -64,23 +64,25 @@ are figure, title and source.`,
 			return printChecks(cmd.OutOrStdout(), outcomes, s.Directory)
 		},
 	}
-	cmd.Flags().BoolVar(&s.Quick, "quick", false, "use fewer runs and points: less than five minutes on two cores")
+	cmd.Flags().BoolVar(&s.Quick, "quick", false,
+		"use fewer runs and points; takes less than five minutes on two cores")
 	cmd.Flags().Uint64Var(&s.Seed, "seed", s.Seed, "`number` that seeds all random numbers")
 	cmd.Flags().IntVar(&s.Workers, "workers", s.Workers, "`count` of runs at the same time")
 	cmd.Flags().StringVarP(&s.Directory, "out", "o", s.Directory, "`folder` for the figures")
 	cmd.Flags().BoolVar(&list, "list", false, "list the figures and make none")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
+	cmd.Flags().BoolVar(&loud, "progress", false, progressHelp)
 	return cmd
 }
 
-// listedFigure is a figure of a list.
+// listedFigure is a figure in a list.
 type listedFigure struct {
 	Name   string `json:"figure"`
 	Title  string `json:"title"`
 	Source string `json:"source"`
 }
 
+// listFigures prints the names and titles of figures.
 func listFigures(out io.Writer, figures []repro.Figure, asJSON bool) error {
 	if asJSON {
 		all := []listedFigure{}
@@ -96,6 +98,7 @@ func listFigures(out io.Writer, figures []repro.Figure, asJSON bool) error {
 	return w.Flush()
 }
 
+// checksOf returns the comparisons with the papers of all figures.
 func checksOf(outcomes []repro.Outcome) []repro.Check {
 	var checks []repro.Check
 	for _, o := range outcomes {
@@ -104,6 +107,8 @@ func checksOf(outcomes []repro.Outcome) []repro.Check {
 	return checks
 }
 
+// printChecks prints a table of the comparisons with the papers, and the notes on those that are
+// outside their tolerance.
 func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) error {
 	checks := checksOf(outcomes)
 	inside := 0

@@ -19,7 +19,8 @@ import (
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
-// simFlags are the flags of the command. Without a flag, the seed and the runs of the file count.
+// simFlags has the values of the flags. If seed or runs is not given, the value in the scenario's
+// file applies.
 type simFlags struct {
 	seed           uint64
 	runs, parallel int
@@ -27,6 +28,7 @@ type simFlags struct {
 	asJSON, asCSV  bool
 }
 
+// newSim returns the command that simulates scenarios.
 func newSim() *cobra.Command {
 	var f simFlags
 	cmd := &cobra.Command{
@@ -36,9 +38,10 @@ func newSim() *cobra.Command {
 their placement, arrivals, jobs, and events such as a server's failure.
 docs/research/simulator.md explains the files.
 
-All cases of a scenario see the same flows. The result depends only on the file and
-the seed. Values after ± are half the width of a 95% confidence interval. The interval
-comes from the runs or, if there is only one run, from batches of its flows.
+All cases of a scenario get the same flows. The result depends only on the file and
+the seed. A value after ± is half the width of a 95% confidence interval. The interval
+follows from the differences of the runs or, if there is only one run, of batches of its
+flows.
 
 --every 10s also shows the results over time: for the flows that arrived in each 10 s,
 and for the servers in that time.
@@ -54,16 +57,20 @@ with --every, per interval. Times are in seconds.`,
 			return f.simulate(cmd, files)
 		},
 	}
-	cmd.Flags().Uint64Var(&f.seed, "seed", 0, "`number` that seeds all random numbers, instead of the file's seed")
+	cmd.Flags().Uint64Var(&f.seed, "seed", 0,
+		"`number` that seeds all random numbers, instead of the file's seed")
 	cmd.Flags().IntVar(&f.runs, "runs", 0, "`count` of runs of each case, instead of the file's count")
-	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "`count` of runs at the same time; 0 stands for one per core")
-	cmd.Flags().DurationVar(&f.every, "every", 0, "also show the results of each interval of this `duration`")
+	cmd.Flags().IntVar(&f.parallel, "parallel", 0,
+		"`count` of runs at the same time; 0 means one for each core")
+	cmd.Flags().DurationVar(&f.every, "every", 0,
+		"also show the results of each interval of this `duration`")
 	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&f.asCSV, "csv", false, "print CSV")
 	cmd.MarkFlagsMutuallyExclusive("json", "csv")
 	return cmd
 }
 
+// simulate checks the flags, runs the scenarios in the files, and prints the reports.
 func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	if cmd.Flags().Changed("runs") && (f.runs < 1 || f.runs > scenario.MostRuns) {
 		return fmt.Errorf("--runs %d: must be from 1 to %d", f.runs, scenario.MostRuns)
@@ -85,8 +92,11 @@ func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	return errors.Join(f.print(cmd.OutOrStdout(), reports), unexpected(reports), err)
 }
 
-// runAll returns the reports of the scenarios that ended, also if it is interrupted.
-func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (reports []*scenario.Report, err error) {
+// runAll runs the scenarios one after the other. If one fails or is interrupted, runAll returns the
+// reports of those before it with the error.
+func (f *simFlags) runAll(
+	cmd *cobra.Command, scenarios []*scenario.Scenario,
+) (reports []*scenario.Report, err error) {
 	for _, s := range scenarios {
 		if cmd.Flags().Changed("seed") {
 			s.Seed = f.seed
@@ -107,7 +117,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (r
 	return reports, nil
 }
 
-// loadScenarios reads all files before any is run. The error contains the errors of all files.
+// loadScenarios reads the scenarios in all files. The error contains the errors of all files.
 func loadScenarios(files []string) ([]*scenario.Scenario, error) {
 	var scenarios []*scenario.Scenario
 	var errs []error
@@ -122,15 +132,19 @@ func loadScenarios(files []string) ([]*scenario.Scenario, error) {
 	return scenarios, errors.Join(errs...)
 }
 
-// simProgress shows the number of finished runs on a terminal.
+// simProgress returns a function that prints the number of finished runs of a scenario. It returns
+// nil if out is not a terminal.
 func simProgress(out io.Writer, name string) func(done, total int) {
 	write := progressTo(out, false)
 	if write == nil {
 		return nil
 	}
-	return func(done, total int) { write(fmt.Sprintf("%s: %d of %s", name, done, wording.Count(total, "run"))) }
+	return func(done, total int) {
+		write(fmt.Sprintf("%s: %d of %s", name, done, wording.Count(total, "run")))
+	}
 }
 
+// print prints the reports as text, JSON or CSV.
 func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
 	switch {
 	case f.asJSON:
@@ -149,7 +163,7 @@ func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
 	return nil
 }
 
-// unexpected returns an error if an assertion is not as its file expects.
+// unexpected returns an error if an assertion does not have the result that its file expects.
 func unexpected(reports []*scenario.Report) error {
 	n := 0
 	for _, r := range reports {
@@ -165,15 +179,19 @@ func unexpected(reports []*scenario.Report) error {
 	return nil
 }
 
+// printSim prints a table of the cases of a scenario, the assertions, and the intervals.
 func printSim(out io.Writer, r *scenario.Report) error {
 	fmt.Fprintf(out, "%s: %s, seed %d\n", r.Scenario, wording.Count(r.Runs, "run"), r.Seed)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "case\tflows\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\tfairness\thops\twrongful\t")
+	fmt.Fprintln(w, "case\tflows\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\tfairness\thops\t"+
+		"wrongful\t")
 	for _, c := range r.Cases {
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", c.Name, c.Flows,
-			milliseconds(c.Mean.Value), milliseconds(c.Mean.Half), milliseconds(c.P50.Value), milliseconds(c.P90.Value),
-			milliseconds(c.P99.Value), cell("%.2f%%", 100*c.Failed.Value), cell("%.1f%%", 100*c.Utilisation.Value),
-			cell("%.3f", c.Fairness.Value), cell("%.3f", c.Hops.Value), cell("%.2f%%", 100*c.Wrongful.Value))
+			milliseconds(c.Mean.Value), milliseconds(c.Mean.Half),
+			milliseconds(c.P50.Value), milliseconds(c.P90.Value), milliseconds(c.P99.Value),
+			cell("%.2f%%", 100*c.Failed.Value), cell("%.1f%%", 100*c.Utilisation.Value),
+			cell("%.3f", c.Fairness.Value), cell("%.3f", c.Hops.Value),
+			cell("%.2f%%", 100*c.Wrongful.Value))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -189,24 +207,29 @@ func printSim(out io.Writer, r *scenario.Report) error {
 	return nil
 }
 
-// printSeries prints the intervals of a case, if it has any.
+// printSeries prints a table of the intervals of a case, if it has any.
 func printSeries(out io.Writer, r *scenario.Report, c *scenario.CaseReport) error {
 	if len(c.Series) == 0 {
 		return nil
 	}
 	fmt.Fprintf(out, "\n%s, %s over time\n", r.Scenario, c.Name)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "from s\tto s\tflows/s\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\topen\tinstant-fairness\thops\t")
+	fmt.Fprintln(w, "from s\tto s\tflows/s\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\topen\t"+
+		"instant-fairness\thops\t")
 	for _, at := range c.Series {
-		fmt.Fprintf(w, "%v\t%v\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", at.From, at.To, cell("%.1f", at.Arrivals.Value),
-			milliseconds(at.Mean.Value), milliseconds(at.Mean.Half), milliseconds(at.P50.Value), milliseconds(at.P90.Value),
-			milliseconds(at.P99.Value), cell("%.2f%%", 100*at.Failed.Value), cell("%.1f%%", 100*at.Utilisation.Value),
-			cell("%.2f", at.Open.Value), cell("%.3f", at.InstantFairness.Value), cell("%.3f", at.Hops.Value))
+		fmt.Fprintf(w, "%v\t%v\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", at.From, at.To,
+			cell("%.1f", at.Arrivals.Value),
+			milliseconds(at.Mean.Value), milliseconds(at.Mean.Half),
+			milliseconds(at.P50.Value), milliseconds(at.P90.Value), milliseconds(at.P99.Value),
+			cell("%.2f%%", 100*at.Failed.Value), cell("%.1f%%", 100*at.Utilisation.Value),
+			cell("%.2f", at.Open.Value), cell("%.3f", at.InstantFairness.Value),
+			cell("%.3f", at.Hops.Value))
 	}
 	return w.Flush()
 }
 
-// cell formats a number of a table. An undefined number, such as a share of no flows, is a dash.
+// cell formats a number for a table. If the number is undefined, such as a share of no flows, it
+// returns a dash.
 func cell(format string, n scenario.Number) string {
 	if math.IsNaN(float64(n)) {
 		return "-"
@@ -214,15 +237,20 @@ func cell(format string, n scenario.Number) string {
 	return fmt.Sprintf(format, n)
 }
 
-// milliseconds has about four significant digits.
+// milliseconds formats a number of seconds in milliseconds, with three significant digits. It shows
+// all digits before the decimal point, and at most four after it. If the number is undefined, it
+// returns a dash.
 func milliseconds(seconds scenario.Number) string {
 	ms := float64(seconds) * 1000
 	if math.IsNaN(ms) {
 		return "-"
 	}
-	return strconv.FormatFloat(ms, 'f', max(0, 2-int(math.Floor(math.Log10(max(ms, 0.01))))), 64)
+	const significant, least = 3, 0.01 // a time below least has the digits of least
+	magnitude := int(math.Floor(math.Log10(max(ms, least))))
+	return strconv.FormatFloat(ms, 'f', max(0, significant-1-magnitude), 64)
 }
 
+// verdictLine returns a line about an assertion: its result, and whether the file expects that.
 func verdictLine(v *scenario.Verdict) string {
 	verdict := "holds"
 	switch {
@@ -238,7 +266,7 @@ func verdictLine(v *scenario.Verdict) string {
 	return fmt.Sprintf("%s, %s: %s (%s)", verdict, expected, v.Condition, v.Values)
 }
 
-// printCSV prints a line for each case, or for each interval of a case.
+// printCSV prints a line of CSV for each case or, with --every, for each interval of each case.
 func (f *simFlags) printCSV(out io.Writer, reports []*scenario.Report) error {
 	w := csv.NewWriter(out)
 	header := []string{"scenario", "case", "seed", "runs", "flows"}
@@ -254,7 +282,8 @@ func (f *simFlags) printCSV(out io.Writer, reports []*scenario.Report) error {
 			c := &r.Cases[i]
 			line := func(flows uint64, more ...string) []string {
 				return append([]string{
-					r.Scenario, c.Name, strconv.FormatUint(r.Seed, 10), strconv.Itoa(r.Runs), strconv.FormatUint(flows, 10),
+					r.Scenario, c.Name, strconv.FormatUint(r.Seed, 10), strconv.Itoa(r.Runs),
+					strconv.FormatUint(flows, 10),
 				}, more...)
 			}
 			if f.every == 0 {
@@ -270,7 +299,7 @@ func (f *simFlags) printCSV(out io.Writer, reports []*scenario.Report) error {
 	return w.WriteAll(lines)
 }
 
-// withColumns appends all quantities to a line of CSV.
+// withColumns appends the values and half widths of all quantities to a line of CSV.
 func withColumns(line []string, q *scenario.Quantities) []string {
 	for _, column := range q.Columns() {
 		line = append(line, column.Estimate.Value.String(), column.Estimate.Half.String())

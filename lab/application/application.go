@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package application is an application server with emulated processors: an HTTP server for the
-// lab, whose requests take as long as they would on a server with the given cores, without using a
-// core. So many servers run on a small machine at a known load.
+// Package application is an HTTP server for the lab, with emulated processors. A request takes as
+// long as its work would take on a server with the given cores, but timers take the place of the
+// work. So many servers can run on a small machine, each at a known load.
 //
 // Everything in front of the processors is real. A worker serves one connection at a time, as in
-// Apache's prefork. If all workers are busy, connections wait in the listen backlog of the kernel
+// Apache's MPM prefork. While all workers are busy, connections wait in the kernel's accept queue
 // (6LB, section VI-A; SRLB, section IV).
 package application
 
@@ -35,25 +35,27 @@ import (
 
 // Config describes a server.
 type Config struct {
-	Name       string   // in responses
+	Name       string   // the server's name in responses
 	Listen     []string // addresses with ports; at least one
-	Backlog    int      // of connections in the accept queue, 0 or more; see listen(2)
-	Workers    int      // connections that are served at a time, 1 to MaxWorkers
+	Backlog    int      // largest number of connections in the accept queue (listen(2)); 0 or more
+	Workers    int      // largest number of connections that are served at a time; 1 to MaxWorkers
 	Processors processor.Config
 	Demand     Demand
-	Colocated  Schedule // from the start on
-	// Load is the file in which the server reports busy workers and their number (package loadshm).
-	// If it is empty, the server reports nothing.
+	Colocated  Schedule // of co-located work; its times count from the server's start
+	// Load is the file in which the server reports how many workers it has, and how many of them
+	// are busy (package loadshm). If it is empty, the server reports nothing.
 	Load string
-	// Files is a folder with files that are served without work, and Uploads one to which
-	// PUT /upload/NAME writes. If they are empty, there are no files and no uploads.
-	Files, Uploads string
-	// Control is the address of a second HTTP server, without workers, that shows the state and
-	// changes the share of co-located work. If it is empty, there is none.
+	// Files is a folder with files that are served without work. If it is empty, no files are
+	// served.
+	Files string
+	// Uploads is the folder to which PUT /upload/NAME writes. If it is empty, there are no uploads.
+	Uploads string
+	// Control is the address of a second HTTP server, which needs no workers. It shows the state of
+	// the server, and changes the schedule of co-located work. If Control is empty, there is none.
 	Control string
 	// Idle is how long a worker waits for a request on an open connection; positive.
 	Idle time.Duration
-	Log  *slog.Logger // of unexpected errors; the default is slog.Default
+	Log  *slog.Logger // for unexpected errors; the default is slog.Default
 }
 
 // MaxWorkers is the largest number of workers.
@@ -88,7 +90,7 @@ type Server struct {
 	requests   atomic.Uint64
 }
 
-// New opens the server's sockets and files. Run or Close must follow.
+// New opens the server's sockets and files. The caller must call Run or Close afterwards.
 func New(ctx context.Context, c Config) (server *Server, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -124,7 +126,7 @@ func New(ctx context.Context, c Config) (server *Server, err error) {
 	return s, s.processors.colocate(c.Colocated)
 }
 
-// Close releases everything that New opened. Run does so by itself.
+// Close releases everything that New opened. It is not needed after Run.
 func (s *Server) Close() error {
 	var errs []error
 	for _, l := range s.listeners {
@@ -144,17 +146,18 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run serves until the context ends, and then closes all connections at once, as Apache and nginx
-// do when they are terminated.
+// Run serves until the context ends. Then it closes all connections immediately, as Apache and
+// nginx do on SIGTERM, and releases everything that New opened.
 func (s *Server) Run(ctx context.Context) error {
 	application := s.newHTTPServer(s)
 	application.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateClosed {
+		if state == http.StateClosed { // the connection's worker is idle again
 			s.workers.end()
 		}
 	}
 	control := s.newHTTPServer(s.controlHandler())
 	group, ctx := errgroup.WithContext(ctx)
+	// The processors outlive ctx: they stop when the connections are closed.
 	processing, stopProcessing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopProcessing()
 	group.Go(func() error { return s.processors.run(processing) })
@@ -176,9 +179,10 @@ func (s *Server) Run(ctx context.Context) error {
 		<-ctx.Done()
 		err := errors.Join(application.Close(), control.Close())
 		serving.Wait()
-		// A connection may have been accepted while the others were closed.
+		// Close again the connections that were accepted during the first Close.
 		err = errors.Join(err, application.Close())
-		// The jobs that are left end now. Their connections are closed, so they get no answer.
+		// Give up the jobs that are left. Their connections are closed, so nobody waits for an
+		// answer.
 		stopProcessing()
 		s.workers.busy.Wait()
 		return err
@@ -186,6 +190,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(group.Wait(), s.Close())
 }
 
+// ignoreClosed returns nil for the error of a server that Close has ended, and other errors as they
+// are.
 func ignoreClosed(err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -193,6 +199,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
+// newHTTPServer returns an HTTP server with the idle timeout and the log of the configuration.
 func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: s.config.Idle, IdleTimeout: s.config.Idle,
@@ -200,7 +207,7 @@ func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP answers a request: for the health check, for an upload or a file, or with work.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	w.Header().Set("X-Segue-Server", s.config.Name)
@@ -218,8 +225,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// keepsAlive tells whether the client asks to keep the connection. The default of HTTP/1.1 is no
-// such request.
+// keepsAlive tells whether the client asks explicitly to keep the connection open. HTTP/1.1 keeps
+// it by default, but this server does not, so that connections do not occupy workers.
 func keepsAlive(r *http.Request) bool {
 	for _, field := range r.Header["Connection"] {
 		for option := range strings.SplitSeq(field, ",") {
@@ -231,7 +238,7 @@ func keepsAlive(r *http.Request) bool {
 	return false
 }
 
-// work has the processors do the work of a request, and answers with the server's name.
+// work answers a request with the server's name, when the processors have done the request's work.
 func (s *Server) work(w http.ResponseWriter, r *http.Request) {
 	work, err := s.demand.work(r)
 	if err != nil {
@@ -252,7 +259,7 @@ func (s *Server) work(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, s.config.Name+"\n")
 }
 
-// String returns the value of a Server-Timing header field (W3C, Server Timing), whose unit is
+// String returns the value of a Server-Timing header field (W3C, Server Timing), with times in
 // milliseconds.
 func (s served) String() string {
 	milliseconds := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
@@ -260,7 +267,8 @@ func (s served) String() string {
 		milliseconds(s.queueing), milliseconds(s.service), milliseconds(s.sojourn))
 }
 
-// file answers with the file that the path names. It returns false if there is none.
+// file answers with the file of Config.Files that the path names. It returns false, without an
+// answer, if there is no such file.
 func (s *Server) file(w http.ResponseWriter, r *http.Request) bool {
 	name := strings.TrimPrefix(path.Clean(r.URL.Path), "/")
 	if s.config.Files == "" || name == "" {
@@ -280,7 +288,8 @@ func (s *Server) file(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// upload stores the body of a request as a new file, or replaces a file.
+// upload stores the body of a request in Config.Uploads. The status is 201 for a new file, and 204
+// if the body replaces a file.
 func (s *Server) upload(w http.ResponseWriter, r *http.Request, name string) {
 	if name == "" || !filepath.IsLocal(name) || strings.Contains(name, "/") {
 		http.Error(w, fmt.Sprintf("%q: must be the name of a file", name), http.StatusBadRequest)
@@ -298,7 +307,7 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request, name string) {
 	w.WriteHeader(status)
 }
 
-// store writes a file whose name appears when it is complete.
+// store writes a file. The file has another name until it is complete.
 func store(target string, content io.Reader) error {
 	file, err := os.CreateTemp(filepath.Dir(target), ".upload-*")
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Schedule is when co-located work takes how much of the cores, in ascending order of times. Before
-// the first change it takes nothing.
+// Schedule is a list of changes of the share of the cores that co-located work takes, in ascending
+// order of times. Before the first change the share is 0.
 type Schedule []Change
 
-// Change is a time at which the share of the cores that co-located work takes changes.
+// Change sets the share of the cores that co-located work takes from a time on.
 type Change struct {
-	At    time.Duration // since the schedule came into effect; 0 or more
+	At    time.Duration // since the start of the schedule; 0 or more
 	Share float64       // from 0 to less than 1
 }
 
@@ -31,8 +31,8 @@ func (s Schedule) String() string {
 
 const scheduleForm = `must be SHARE@TIME, with a share from 0% to less than 100%, such as 50%@60s`
 
-// ParseSchedule reads a schedule such as "50%@60s,0%@2m". An empty text is an empty schedule. The
-// times must ascend.
+// ParseSchedule reads a schedule such as "50%@60s,0%@2m", whose times must ascend. An empty text is
+// an empty schedule.
 func ParseSchedule(text string) (Schedule, error) {
 	var schedule Schedule
 	if text == "" {

@@ -9,7 +9,7 @@ import (
 	"net/http"
 )
 
-// State is what a server does, and has done since its start.
+// State is the present state of a server, with counts since its start.
 type State struct {
 	Server  string  `json:"server"`
 	Workers int     `json:"workers"`
@@ -21,10 +21,10 @@ type State struct {
 	Colocated   float64 `json:"colocated"`
 	Connections uint64  `json:"connections"` // accepted
 	Requests    uint64  `json:"requests"`
-	// Served is the number of requests with work that have ended, and Work the sum of their work in
-	// seconds of a core of speed 1.
-	Served uint64  `json:"served"`
-	Work   float64 `json:"work"`
+	// Served is the number of requests whose work has ended.
+	Served uint64 `json:"served"`
+	// Work is the sum of the work of these requests, in seconds of a core of speed 1.
+	Work float64 `json:"work"`
 }
 
 // State returns the state of the server.
@@ -41,7 +41,7 @@ func (s *Server) State() State {
 // controlHandler answers on the control address, where requests need no worker:
 //
 //	GET /            the state, as JSON
-//	PUT /colocated   replaces the schedule of co-located work by that in the body
+//	PUT /colocated   replaces the schedule of co-located work by the one in the body
 func (s *Server) controlHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {

@@ -21,14 +21,15 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Demand decides how much work a request brings.
+// Demand decides how much work a request brings, unless the request itself says so.
 type Demand struct {
-	// Table has the work of a trace's queries. It may be nil.
+	// Table has the work of queries. It may be nil.
 	Table *Table
-	// Drawn is the distribution of the work of other requests, in seconds. If it is nil and there
-	// is a table, other requests are errors. If both are nil, other requests bring no work.
+	// Drawn is the distribution, in seconds, of the work of requests that the table does not have.
+	// If it is nil and there is a table, such requests are errors. If both are nil, requests bring
+	// no work.
 	Drawn *sim.Distribution
-	// Seed selects the numbers that are drawn.
+	// Seed is the seed of the numbers that are drawn from Drawn.
 	Seed uint64
 }
 
@@ -42,23 +43,24 @@ type drawer struct {
 	random *rand.PCG
 }
 
-// newDrawer returns a drawer whose numbers depend on the seed and the server's name. So servers
-// with the same seed draw different numbers.
+// newDrawer returns a drawer whose random numbers depend on the seed and the server's name. So
+// servers with the same seed draw different numbers.
 func newDrawer(d Demand, server string) *drawer {
-	name := uint64(14695981039346656037) // FNV-1a
+	const basis, prime = 14695981039346656037, 1099511628211 // of the hash FNV-1a
+	name := uint64(basis)
 	for i := range len(server) {
-		name = (name ^ uint64(server[i])) * 1099511628211
+		name = (name ^ uint64(server[i])) * prime
 	}
 	return &drawer{Demand: d, random: rand.NewPCG(d.Seed, name)}
 }
 
-// errUnknownQuery is the error about a request that the table of demands does not have.
+// errUnknownQuery is the error for a request that the table of demands does not have.
 var errUnknownQuery = errors.New("the table of demands does not have this query")
 
-// work returns the work of a request, in seconds of a core of speed 1. The request may name it, as
-// in /?work=190ms. Otherwise it comes from the table, or is drawn.
+// work returns the work of a request, in seconds of a core of speed 1. The request may name its
+// work, as in /?work=190ms. Otherwise the work comes from the table, or is drawn.
 func (d *drawer) work(r *http.Request) (float64, error) {
-	if strings.Contains(r.URL.RawQuery, "work=") {
+	if strings.Contains(r.URL.RawQuery, "work=") { // otherwise the query need not be parsed
 		if text, given := r.URL.Query()["work"]; given {
 			return parseWork(text[0])
 		}
@@ -88,8 +90,8 @@ func parseWork(text string) (float64, error) {
 	return work.Seconds(), nil
 }
 
-// Table has the work of queries. It needs 16 bytes for a query, whatever its length, because many
-// servers of a lab read the same table.
+// Table has the work of queries. It stores a hash of each query instead of the query, so it needs
+// only 16 bytes for each: each server of a lab has a copy of the table.
 type Table struct {
 	seed    maphash.Seed
 	queries []hashedQuery // in ascending order of hashes
@@ -101,9 +103,9 @@ type hashedQuery struct {
 	work float64
 }
 
-// LoadTable reads a file with the lines "query<TAB>work". A query is the target of a request: path
-// and query string, such as /index.php?title=Segue. The work is a duration from 0s to MaxWork, such
-// as 190ms. A first line whose second field has no digit is a header.
+// LoadTable reads a file of lines "query<TAB>work". A query is the target of a request: path and
+// query string, such as /index.php?title=Segue. The work is a duration from 0s to MaxWork, such as
+// 190ms. If the second field of the first line has no digit, LoadTable skips this line as a header.
 func LoadTable(path string) (*Table, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -117,6 +119,7 @@ func LoadTable(path string) (*Table, error) {
 	return t, nil
 }
 
+// readTable reads a table in the form that LoadTable describes.
 func readTable(text io.Reader) (*Table, error) {
 	t := &Table{seed: maphash.MakeSeed()}
 	scanner := bufio.NewScanner(text)
@@ -144,7 +147,8 @@ func readTable(text io.Reader) (*Table, error) {
 	return t, t.sort()
 }
 
-// sort orders the queries. Two lines may have the same query only if they agree about its work.
+// sort sorts the table by hashes and removes repetitions. It returns an error if the same query
+// occurs with different works.
 func (t *Table) sort() error {
 	slices.SortStableFunc(t.queries, func(a, b hashedQuery) int { return cmp.Compare(a.hash, b.hash) })
 	for i := 1; i < len(t.queries); i++ {
@@ -169,7 +173,7 @@ func (t *Table) Work(query string) (seconds float64, known bool) {
 	return t.queries[i].work, true
 }
 
-// seconds converts seconds to a duration.
+// seconds converts a number of seconds to a duration.
 func seconds(s float64) time.Duration {
 	return time.Duration(math.Round(s * float64(time.Second)))
 }

@@ -17,16 +17,17 @@ import (
 	"github.com/segue-lb/segue/loadshm"
 )
 
-// workers serve one connection each, from accept to close, as the processes of Apache's prefork
-// do. Connections that come while all of them are busy wait in the listen backlog.
+// workers serve one connection each, from its acceptance to its end, as the processes of Apache's
+// MPM prefork do. Connections that arrive while all workers are busy wait in the kernel's accept
+// queue.
 type workers struct {
-	free        chan struct{} // has an element for each idle worker
-	load        *loadshm.Reporter
-	connections atomic.Uint64
-	busy        sync.WaitGroup
+	free        chan struct{}     // has an element for each idle worker
+	load        *loadshm.Reporter // reports the number of busy workers; may be nil
+	connections atomic.Uint64     // accepted so far
+	busy        sync.WaitGroup    // counts the busy workers
 }
 
-// newWorkers returns idle workers. load may be nil.
+// newWorkers returns the given number of idle workers. load may be nil.
 func newWorkers(count int, load *loadshm.Reporter) *workers {
 	w := &workers{free: make(chan struct{}, count), load: load}
 	for range count {
@@ -35,7 +36,7 @@ func newWorkers(count int, load *loadshm.Reporter) *workers {
 	return w
 }
 
-// begin has a worker that was taken from free serve a connection.
+// begin counts a new connection, and its worker as busy. The caller has taken the worker from free.
 func (w *workers) begin() {
 	w.busy.Add(1)
 	w.connections.Add(1)
@@ -44,7 +45,7 @@ func (w *workers) begin() {
 	}
 }
 
-// end makes the worker of a closed connection idle.
+// end makes the worker of a closed connection idle again.
 func (w *workers) end() {
 	if w.load != nil {
 		w.load.End()
@@ -53,11 +54,12 @@ func (w *workers) end() {
 	w.busy.Done()
 }
 
-// listener accepts a connection only when a worker is idle. Until then the connection is in the
-// kernel's accept queue, whose length is the backlog, and whose overflow is the kernel's matter.
+// listener accepts a connection only when a worker is idle. Until then the connection waits in the
+// kernel's accept queue, whose length is the backlog. If the queue is full, the kernel decides what
+// happens to further connections.
 type listener struct {
 	*net.TCPListener
-	queue   *os.File // the same socket; waits for connections without accepting them
+	queue   *os.File // the same socket, to wait for connections without accepting them
 	workers *workers
 	closed  chan struct{}
 	close   func() error
@@ -67,13 +69,14 @@ type listener struct {
 // network namespace.
 func listen(ctx context.Context, address string, backlog int, w *workers) (*listener, error) {
 	config := net.ListenConfig{KeepAlive: -1}
-	config.SetMultipathTCP(false) // a server of the lab is a plain one
+	config.SetMultipathTCP(false) // which Go's listeners use by default
 	general, err := config.Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	l := &listener{TCPListener: general.(*net.TCPListener), workers: w, closed: make(chan struct{})}
 	if l.queue, err = l.File(); err == nil {
+		// Go has called listen(2) with the largest backlog. A second call changes the backlog.
 		err = withDescriptor(l.queue, func(fd int) error { return unix.Listen(fd, backlog) })
 	}
 	l.close = sync.OnceValue(func() error {
@@ -97,8 +100,8 @@ func withDescriptor(file *os.File, f func(fd int) error) error {
 	return errors.Join(raw.Control(func(fd uintptr) { failure = f(int(fd)) }), failure)
 }
 
-// Accept waits for a connection, then for an idle worker, and accepts. A listener without
-// connections occupies no worker, so several listeners can share the workers.
+// Accept waits for a connection, then for an idle worker, and then accepts the connection. In this
+// order, a listener without connections occupies no worker, so several listeners can share workers.
 func (l *listener) Accept() (net.Conn, error) {
 	if err := l.await(); err != nil {
 		return nil, err
@@ -124,7 +127,7 @@ func (l *listener) await() error {
 		return err
 	}
 	var failure error
-	waits := func(fd uintptr) bool {
+	ready := func(fd uintptr) bool { // a connection waits
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, 0)
 		if err != nil && !errors.Is(err, syscall.EINTR) {
@@ -133,7 +136,7 @@ func (l *listener) await() error {
 		}
 		return n > 0
 	}
-	return errors.Join(raw.Read(waits), failure)
+	return errors.Join(raw.Read(ready), failure)
 }
 
 // Close stops the listener. The kernel resets the connections in the accept queue.

@@ -17,42 +17,42 @@ import (
 	"github.com/segue-lb/segue/research/sim/processor"
 )
 
-// processors are emulated processors in real time. No work is done: a timer expires when a job
-// ends. A late timer delays the answer to the job that ends, and nothing else: the station computes
-// all ends from the times at which jobs were added.
+// processors emulate processors in real time, without doing the work of jobs: a timer expires when
+// a job ends. If the timer is late, only the answer to this job is late. Errors do not add up,
+// because the station computes the ends of all jobs from the times at which they were added.
 type processors struct {
 	timer *timer
 	start time.Time // time 0 of the station
 	speed float64
-	// stopped is closed when the processors stop. The jobs that are left do not end.
+	// stopped is closed when the processors stop. The jobs that are left then never end.
 	stopped chan struct{}
 
-	mu      sync.Mutex
+	mu      sync.Mutex // protects the fields below
 	station *processor.Station[*job]
-	changes []change // of the share of co-located work, in ascending order of times
-	armed   float64  // the time at which the timer expires
-	work    float64  // of the jobs that have ended
-	jobs    uint64   // that have ended
+	changes []change // coming changes of the share of co-located work, in ascending order of times
+	armed   float64  // when the timer expires, in seconds since start; +Inf: it is not set
+	work    float64  // sum of the work of all jobs that have ended
+	jobs    uint64   // number of jobs that have ended
 }
 
-// job is a request that is served.
+// job is the work of one request.
 type job struct {
-	work float64
-	end  float64
-	done chan struct{}
+	work float64       // in seconds of a core of speed 1
+	end  float64       // when the work ended, in seconds since the start of the processors
+	done chan struct{} // closed when the work has ended
 }
 
+// change sets the share of co-located work at a time, in seconds since the start of the processors.
 type change struct{ at, share float64 }
 
-// served tells how a job was served.
+// served has the times of a job that has ended.
 type served struct {
-	// Queueing and service are emulated. Service is the time that the job would have taken alone;
-	// queueing is the rest of its sojourn time, because other jobs and co-located work had the
-	// cores.
-	queueing, service time.Duration
-	sojourn           time.Duration // by the clock
+	service  time.Duration // emulated time that the job would have taken alone
+	queueing time.Duration // the rest of its emulated time, in which other work had the cores
+	sojourn  time.Duration // time from its arrival to its answer, by the clock
 }
 
+// newProcessors returns processors without jobs. run must run, or else no job ends.
 func newProcessors(c processor.Config) (*processors, error) {
 	t, err := newTimer()
 	if err != nil {
@@ -64,11 +64,11 @@ func newProcessors(c processor.Config) (*processors, error) {
 	}, nil
 }
 
-// errStopped is the error about a job that does not end, because the processors have stopped.
+// errStopped is the error for a job that never ends, because the processors have stopped.
 var errStopped = errors.New("the processors have stopped")
 
-// run ends jobs and changes the share of co-located work when their time comes, until the context
-// ends.
+// run ends each job, and changes the share of co-located work, when it is time. It returns when the
+// context ends.
 func (p *processors) run(ctx context.Context) error {
 	defer close(p.stopped)
 	stop := context.AfterFunc(ctx, p.timer.interrupt)
@@ -81,7 +81,7 @@ func (p *processors) run(ctx context.Context) error {
 			return err
 		}
 		p.mu.Lock()
-		p.armed = math.Inf(1) // it has expired
+		p.armed = math.Inf(1) // the timer has expired, so it is not set
 		err := p.arm(p.advance())
 		p.mu.Unlock()
 		if err != nil {
@@ -90,10 +90,11 @@ func (p *processors) run(ctx context.Context) error {
 	}
 }
 
-// close releases the timer. No other method may run then, or be called afterwards.
+// close releases the timer. The caller must not call other methods afterwards, or at the same time.
 func (p *processors) close() error { return p.timer.file.Close() }
 
-// advance lets everything happen that is due. It returns the time, in seconds since the start.
+// advance ends all jobs and makes all changes that are due, in the order of their times. It returns
+// the present time, in seconds since the start.
 func (p *processors) advance() (now float64) {
 	now = time.Since(p.start).Seconds()
 	for {
@@ -114,7 +115,7 @@ func (p *processors) advance() (now float64) {
 	}
 }
 
-// arm sets the timer to the next time at which something happens.
+// arm sets the timer to the time of the next end of a job or change.
 func (p *processors) arm(now float64) error {
 	next := p.station.End()
 	if len(p.changes) > 0 {
@@ -127,7 +128,8 @@ func (p *processors) arm(now float64) error {
 	return p.timer.set(next - now)
 }
 
-// serve has the processors do work, in seconds of a core of speed 1, and returns when it is done.
+// serve adds a job with the given work, in seconds of a core of speed 1, and returns when it has
+// ended.
 func (p *processors) serve(work float64) (served, error) {
 	if work == 0 {
 		return served{}, nil
@@ -154,7 +156,8 @@ func (p *processors) serve(work float64) (served, error) {
 	}, nil
 }
 
-// colocate replaces the schedule of co-located work. The times of the new schedule count from now.
+// colocate replaces the schedule of co-located work. The times of the new schedule count from now,
+// and the share is 0 until its first change.
 func (p *processors) colocate(schedule Schedule) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,14 +170,15 @@ func (p *processors) colocate(schedule Schedule) error {
 	return p.arm(p.advance()) // a change may be due at once
 }
 
-// usage is what the processors do, and have done.
+// usage is the present use of the processors, with counts since their start.
 type usage struct {
 	jobs      int // in service and waiting for a core
 	colocated float64
-	ended     uint64
-	work      float64 // of the jobs that have ended, in seconds
+	ended     uint64  // number of jobs that have ended
+	work      float64 // sum of their work, in seconds
 }
 
+// usage returns the present use of the processors.
 func (p *processors) usage() usage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,13 +186,14 @@ func (p *processors) usage() usage {
 	return usage{p.station.Len(), p.station.Colocated(), p.jobs, p.work}
 }
 
-// timer is a timer of the kernel (timerfd_create(2)). Go's own timers expire up to a millisecond
-// late when the process is idle, because its runtime waits in whole milliseconds.
+// timer is a timer of the kernel (timerfd_create(2)). Go's own timers would expire up to a
+// millisecond late, because an idle Go program waits for them in whole milliseconds.
 type timer struct {
 	file *os.File
 	fd   int
 }
 
+// newTimer returns a timer that is not set.
 func newTimer() (*timer, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
@@ -197,11 +202,12 @@ func newTimer() (*timer, error) {
 	return &timer{file: os.NewFile(uintptr(fd), "timer"), fd: fd}, nil
 }
 
-// set has the timer expire once, in so many seconds. +Inf stops it.
+// set sets the timer to expire once, after the given number of seconds. +Inf stops the timer.
 func (t *timer) set(after float64) error {
 	var spec unix.ItimerSpec
 	if !math.IsInf(after, 1) {
-		spec.Value = unix.NsecToTimespec(max(1, int64(math.Ceil(after*1e9)))) // 0 would stop it
+		const least = 1 // ns; 0 would stop the timer
+		spec.Value = unix.NsecToTimespec(max(least, int64(math.Ceil(after*1e9))))
 	}
 	if err := unix.TimerfdSettime(t.fd, 0, &spec, nil); err != nil {
 		return fmt.Errorf("set the timer to %v: %w", seconds(after), err)
@@ -209,7 +215,7 @@ func (t *timer) set(after float64) error {
 	return nil
 }
 
-// wait returns when the timer expires. It returns an error after interrupt.
+// wait returns when the timer has expired. After interrupt it returns an error.
 func (t *timer) wait() error {
 	var expirations [8]byte
 	_, err := t.file.Read(expirations[:])
@@ -219,5 +225,5 @@ func (t *timer) wait() error {
 	return err
 }
 
-// interrupt ends wait.
+// interrupt makes wait return, now and later.
 func (t *timer) interrupt() { t.file.SetReadDeadline(time.Now()) }

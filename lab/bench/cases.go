@@ -26,64 +26,72 @@ const (
 // ethernetHeader is the length of an Ethernet header, in bytes.
 const ethernetHeader = 14
 
-// Names of cases.
+// Names of cases at a balancer. docs/understand/performance.md describes them, too.
 const (
 	caseNull      = "null"             // the host program alone
-	caseFloor     = "floor"            // a bare encapsulation
+	caseFloor     = "floor"            // an encapsulation without any lookup
 	caseFloorHint = "floor-hint-table" // floor, and a random word of a table of 4 bytes for each flow
 	caseFloorFlow = "floor-flow-table" // floor, and a random word of a table of 16 bytes for each flow
-	caseMiss      = "vip-miss"         // not to a VIP
-	caseKnown     = "known-flow"       // in the flow table
-	caseUDP       = "known-flow-udp"   // the same with UDP
-	caseQUIC      = "known-flow-quic"  // known-flow-udp, by a connection ID, without a flow table
-	caseSYN       = "syn-of-new-flow"  // placed and entered in the flow table
-	caseUnknown   = "non-syn-unknown"  // of a flow that another balancer had
-	caseReference = "reference-lru"    // known-flow, in the kernel's LRU hash map
-	// In front of the name of a step: known-flow, syn-of-new-flow and syn-hunt, up to that step of
-	// the program.
-	caseSteps     = "up-to-"
-	caseSYNSteps  = "syn-up-to-"
-	caseHuntSteps = "syn-hunt-up-to-"
-	caseDeliver   = "agent-deliver"   // decapsulated on a server
-	caseHuntKnown = "known-flow-hunt" // known-flow of a service with placement hunt
-	caseTurnSYN   = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
-	// The next four are followed by the number of servers. There are more of them: polledSYN.
-	caseHashSYN   = "syn-hash-"            // syn-of-new-flow
-	caseInferSYN  = "syn-infer-"           // the same of a service with placement infer
-	caseHashMix   = "mix-hash-"            // the SYN, a later packet and the FIN of new flows
-	caseInferMix  = "mix-infer-"           // the same of a service with placement infer
-	caseStateless = "known-flow-stateless" // known-flow-hunt, by cookies, without a flow table
-	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie far back in the packet
-	caseHistory   = "stateless-history"    // known-flow-stateless, where all columns had other servers
-	caseHint      = "known-flow-hint"      // known-flow-hunt, by hints, in a table for these flows
-	caseHuntSYN   = "syn-hunt"             // of a new flow of such a service: offered to two servers
-	caseReportSYN = "syn-hunt-reports"     // the same by load reports: offered to three of eight servers
-	caseSignal    = "signal-create"        // the SYN-ACK that signals that a server has accepted a flow
-	caseAccept    = "agent-accept"         // such an offer, which the server accepts
-	casePassOn    = "agent-pass-on"        // such an offer, which the server refuses
-	caseAck       = "agent-ack"            // a packet of a flow that the server has accepted
-	caseOfferStep = "agent-up-to-"         // agent-accept, up to a step of the program
+	caseMiss      = "vip-miss"         // a packet that is not to a VIP
+	caseKnown     = "known-flow"       // a packet of a flow in the flow table
+	caseUDP       = "known-flow-udp"   // known-flow with UDP
+	caseQUIC      = "known-flow-quic"  // known-flow-udp, found by a connection ID without a flow table
+	caseSYN       = "syn-of-new-flow"  // the SYN of a new flow, which is entered in the flow table
+	caseUnknown   = "non-syn-unknown"  // a later packet of a flow that another balancer had
+	caseReference = "reference-lru"    // known-flow, with the kernel's LRU hash map as the flow table
+
+	// The name of a step of the program follows these. The program ends after that step.
+	caseSteps     = "up-to-"          // known-flow
+	caseSYNSteps  = "syn-up-to-"      // syn-of-new-flow
+	caseHuntSteps = "syn-hunt-up-to-" // syn-hunt
+
+	caseTurnSYN = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
+
+	// The number of servers follows these, and those of polledSYN.
+	caseHashSYN  = "syn-hash-"  // syn-of-new-flow
+	caseInferSYN = "syn-infer-" // syn-of-new-flow of a service with placement infer
+	caseHashMix  = "mix-hash-"  // the SYN, a later packet and the FIN of new flows
+	caseInferMix = "mix-infer-" // the same packets to a service with placement infer
+
+	// The following are of services with placement hunt.
+	caseHuntKnown = "known-flow-hunt"      // known-flow
+	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
+	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
+	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
+	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
+	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
+	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
+	caseSignal    = "signal-create"        // a server's SYN-ACK, which signals that it accepts a flow
 )
 
-// The reasons that count the packets of known flows at a balancer. Packets of the second visit
-// several servers.
+// Names of cases on a server.
 const (
-	reasonKnown   = "forward_known"
-	reasonRecover = "forward_recover"
+	caseDeliver   = "agent-deliver" // a packet that the agent decapsulates and delivers
+	caseAccept    = "agent-accept"  // an offer that the server accepts
+	casePassOn    = "agent-pass-on" // an offer that the server refuses
+	caseAck       = "agent-ack"     // a packet of a flow that the server has accepted
+	caseOfferStep = "agent-up-to-"  // agent-accept, up to the step whose name follows
 )
 
-// service is the treatment of the packets of a case.
+// The reasons under which a balancer counts packets of known flows.
+const (
+	reasonKnown   = "forward_known"   // to the server of the flow
+	reasonRecover = "forward_recover" // to all servers that may have the flow, one after the other
+)
+
+// service describes the service to which the packets of a case go.
 type service struct {
 	family        family
 	protocol      desired.Protocol
 	encapsulation desired.Encapsulation // "": none
-	placement     desired.Placement     // "": hash; hunt has two candidates
+	placement     desired.Placement     // "": hash
 	selection     desired.Selection     // of placement hunt; "": consistent
 	persistence   desired.Persistence   // "": table
-	changed       bool                  // other servers have taken the places of all servers
+	changed       bool                  // other servers have replaced all servers
 	servers       int                   // 0: serverCount
 }
 
+// serverCount returns the number of the service's servers.
 func (s service) serverCount() int {
 	if s.servers == 0 {
 		return serverCount
@@ -91,18 +99,18 @@ func (s service) serverCount() int {
 	return s.servers
 }
 
-// benchCase is packets of one kind, and the program that processes them.
+// benchCase describes packets of one kind, and the program that processes them.
 type benchCase struct {
 	name string
 	service
-	flows   uint32
+	flows   uint32 // number of known flows
 	setup   setup
-	step    string // after which the program ends; "": none
+	step    string // the step after which the program ends; "": it runs to its end
 	traffic traffic
-	reason  string // that counts the packets; "": there are no counters
+	reason  string // the reason under which the program counts the packets; "": it does not count
 }
 
-// isBase tells whether other cases are compared with this case. Such cases are always measured.
+// isBase tells whether other cases are compared with this case. Base cases are always measured.
 func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
 
 // encapsulations are the encapsulations for packets of a family.
@@ -111,15 +119,19 @@ var encapsulations = map[family][]desired.Encapsulation{
 	ipv4: {desired.SRv6Encap, desired.GRE, desired.IPIP},
 }
 
-// typical is the encapsulation of the cases that are measured with only one.
+// typical has the encapsulation of cases that are measured with only one encapsulation.
 var typical = map[family]desired.Encapsulation{ipv6: desired.SRv6Insert, ipv4: desired.SRv6Encap}
 
-// allCases returns every case for the given numbers of flows. The flow tables have room for at
+// allCases returns every case, for each number of flows in levels. Flow tables have room for at
 // least room flows.
 func allCases(levels []uint32, room uint32) []benchCase {
-	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
+	const hintBytes, flowBytes = 4, 16 // of an entry of the hint table and the flow table
+	cases := []benchCase{
+		nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room),
+	}
 	for _, flows := range levels {
-		cases = append(cases, floorLookupCase(caseFloorHint, flows, 4), floorLookupCase(caseFloorFlow, flows, 16))
+		cases = append(cases, floorLookupCase(caseFloorHint, flows, hintBytes),
+			floorLookupCase(caseFloorFlow, flows, flowBytes))
 		cases = append(cases, stepCases(flows, room)...)
 	}
 	for _, f := range []family{ipv6, ipv4} {
@@ -134,9 +146,11 @@ func allCases(levels []uint32, room uint32) []benchCase {
 		turns.placement = desired.PlacementRoundRobin
 		for _, flows := range levels {
 			cases = append(cases,
-				referenceCase(tcp, flows, room), knownCase(caseUDP, usual(f, desired.UDP), flows, room),
+				referenceCase(tcp, flows, room),
+				knownCase(caseUDP, usual(f, desired.UDP), flows, room),
 				quicCase(usual(f, desired.UDP), flows),
-				newCase(caseSYN, tcp, packet.SYN, flows, room), newCase(caseTurnSYN, turns, packet.SYN, flows, room),
+				newCase(caseSYN, tcp, packet.SYN, flows, room),
+				newCase(caseTurnSYN, turns, packet.SYN, flows, room),
 				newCase(caseUnknown, tcp, packet.ACK, flows, room))
 		}
 		cases = append(cases, huntCases(f, levels, room)...)
@@ -144,7 +158,8 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	return append(cases, inferCases(levels, room)...)
 }
 
-// stepCases returns cases whose program ends after a step. Most end before they count the packet.
+// stepCases returns the cases at a balancer whose program ends after a step. They have no reason,
+// because most programs end before they count the packet.
 func stepCases(flows, room uint32) (cases []benchCase) {
 	add := func(c benchCase, step string) {
 		c.step, c.reason = step, ""
@@ -154,7 +169,7 @@ func stepCases(flows, room uint32) (cases []benchCase) {
 	hunt := tcp
 	hunt.placement = desired.PlacementHunt
 	for _, step := range steps {
-		if step != "choose" && step != "commit" { // persistence has found the server
+		if step != "choose" && step != "commit" { // a known flow needs neither of them
 			add(knownCase(caseSteps+step, tcp, flows, room), step)
 		}
 		add(newCase(caseSYNSteps+step, tcp, packet.SYN, flows, room), newFlow+step)
@@ -163,10 +178,12 @@ func stepCases(flows, room uint32) (cases []benchCase) {
 	return cases
 }
 
-// polledSYN returns the name of the case of such a placement, before the number of servers.
+// polledSYN returns the name of the case syn-of-new-flow with a placement that polls, without the
+// number of servers at its end.
 func polledSYN(p desired.Placement) string { return fmt.Sprintf("syn-%s-", p) }
 
-// inferCases returns the cases of services with placements that infer, and the same cases with hash.
+// inferCases returns the cases with placement infer and with placements that poll, and the same
+// cases with placement hash. Nothing answers polls here.
 func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 	for _, servers := range []int{8, 128, 1000} {
 		hash := usual(ipv6, desired.TCP)
@@ -180,23 +197,22 @@ func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 				newCase(name(caseInferSYN), infer, packet.SYN, flows, room),
 				mixCase(name(caseHashMix), hash, flows, room),
 				mixCase(name(caseInferMix), infer, flows, room))
-			for _, method := range desired.PlacementMethods { // in the bench nobody answers polls
+			for _, method := range desired.PlacementMethods {
 				if !method.Polls {
 					continue
 				}
-				placement := method.Name
 				polled := hash
-				polled.placement = placement
+				polled.placement = method.Name
 				cases = append(cases,
-					newCase(name(polledSYN(placement)), polled, packet.SYN, flows, room))
+					newCase(name(polledSYN(method.Name)), polled, packet.SYN, flows, room))
 			}
 		}
 	}
 	return cases
 }
 
-// mixCase uses the packets of one connection after the other: the SYN, a packet that establishes
-// it, and the FIN (HLB, section VI-F).
+// mixCase uses the three packets of a connection, then those of the next connection, and so on: the
+// SYN, a packet that establishes the connection, and the FIN (HLB, section VI-F).
 func mixCase(name string, s service, flows, room uint32) benchCase {
 	c := newCase(name, s, packet.SYN, flows, room)
 	c.traffic.order = connections
@@ -219,29 +235,33 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	if f == ipv6 {
 		cases = append(cases, offerStepCases(s)...)
 	}
+	// With threshold 0 a server refuses all offers.
 	return append(cases,
-		offerCase(caseAccept, s, 1, "deliver_"+underscored(s.encapsulation)), offerCase(casePassOn, s, 0, "next_refused"),
+		offerCase(caseAccept, s, 1, "deliver_"+underscored(s.encapsulation)),
+		offerCase(casePassOn, s, 0, "next_refused"),
 		ackCase(s))
 }
 
+// underscored returns the name of an encapsulation as it is in the names of reasons.
 func underscored(kind desired.Encapsulation) string {
 	return strings.ReplaceAll(string(kind), "-", "_")
 }
 
-// usual returns a service of the family with its typical encapsulation.
+// usual returns a service with the typical encapsulation of its family.
 func usual(f family, protocol desired.Protocol) service {
 	return service{family: f, protocol: protocol, encapsulation: typical[f]}
 }
 
-// nullCase runs the host program alone. Its time is subtracted from that of the other cases of its
-// family.
+// nullCase runs the host program alone. Its time is subtracted from the times of the other cases of
+// the family.
 func nullCase(f family) benchCase {
 	c := benchCase{name: caseNull, service: service{family: f, protocol: desired.TCP}, flows: 1}
 	c.traffic = trafficTo(f, vips[f], desired.TCP, packet.ACK)
-	c.traffic.verdict = xdpAborted // the verdict without a program
+	c.traffic.verdict = xdpAborted // the host program's verdict without a program under test
 	return c
 }
 
+// floorCase encapsulates packets, without any lookup.
 func floorCase() benchCase {
 	c := nullCase(ipv6)
 	c.name, c.encapsulation, c.traffic.verdict = caseFloor, desired.SRv6Insert, xdpTX
@@ -250,7 +270,7 @@ func floorCase() benchCase {
 }
 
 // floorLookupCase is the floor with one random access to a table that has the given number of bytes
-// for each flow: the least cost of a persistence with such a table.
+// for each flow. No persistence with such a table can cost less.
 func floorLookupCase(name string, flows, bytesPerFlow uint32) benchCase {
 	c := floorCase()
 	c.name, c.flows, c.traffic.flows = name, flows, flows
@@ -258,6 +278,7 @@ func floorLookupCase(name string, flows, bytesPerFlow uint32) benchCase {
 	return c
 }
 
+// missCase uses packets to an address that is not a VIP.
 func missCase(f family, room uint32) benchCase {
 	return benchCase{
 		name: caseMiss, service: usual(f, desired.TCP), flows: 1,
@@ -266,19 +287,21 @@ func missCase(f family, room uint32) benchCase {
 	}
 }
 
-// knownCase uses known flows, in random order. The table is first filled to its capacity, so that
-// it is like a table in use.
+// knownCase uses packets of known flows, in random order. The flow table is first filled to its
+// capacity, so that lookups cost as much as in a table in use.
 func knownCase(name string, s service, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
-	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}
+	c.setup = setup{
+		kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows,
+	}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK)
 	c.traffic.flows = flows
 	c.reason = reasonKnown
 	return c
 }
 
-// statelessCase uses packets of flows of a service that hunts, in random order. Their timestamps
-// tell the column of the server. There is no flow table to fill.
+// statelessCase uses packets of known flows with persistence stateless, in random order. The cookie
+// in a packet's timestamps names the column of its server. So there is no flow table to fill.
 func statelessCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceStateless
 	c := benchCase{name: caseStateless, service: s, flows: flows}
@@ -289,13 +312,14 @@ func statelessCase(s service, flows uint32) benchCase {
 	return c
 }
 
-// optionsCase is the worst case of statelessCase: the timestamps are the last option in the longest
-// TCP header, behind options that are as short as can be.
+// optionsCase is the worst case of statelessCase: the timestamps are the last option in a TCP
+// header of the largest length, behind options of one byte.
 func optionsCase(s service, flows uint32) benchCase {
 	c := statelessCase(s, flows)
 	c.name = caseOptions
+	const others = 28 // with timestamps and padding they fill the 40 bytes for options
 	var options []packet.Option
-	for range 28 {
+	for range others {
 		options = append(options, packet.TCPOption(layers.TCPOptionKindNop, nil))
 	}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK,
@@ -304,8 +328,8 @@ func optionsCase(s service, flows uint32) benchCase {
 	return c
 }
 
-// historyCase is statelessCase with packets that visit two servers, because a change of weights has
-// given each column another server.
+// historyCase is statelessCase after a change of weights that has given each column another server.
+// So each packet visits two servers.
 func historyCase(s service, flows uint32) benchCase {
 	c := statelessCase(s, flows)
 	c.name, c.reason = caseHistory, reasonRecover
@@ -313,17 +337,19 @@ func historyCase(s service, flows uint32) benchCase {
 	return c
 }
 
-// quicCase uses packets of QUIC, in random order. All flows have the same connection ID.
+// quicCase uses packets of QUIC flows, in random order. They all have the same connection ID.
 func quicCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceQUIC
 	c := benchCase{name: caseQUIC, service: s, flows: flows}
 	c.setup = setup{kind: setupBalancer, family: s.family, capacity: 1, persistence: s.persistence}
-	id, err := quicForm().Config().Encode([]byte{0xc4, 0x60, 1}, make([]byte, quicForm().NonceLength))
+	server := []byte{0xc4, 0x60, 1} // the ID of server 1; see addServers
+	id, err := quicForm().Config().Encode(server, make([]byte, quicForm().NonceLength))
 	if err != nil {
 		panic(err) // the form is a constant
 	}
+	const shortHeader = 0x40 // the first byte of a packet with a short header
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, 0,
-		packet.Payload(append([]byte{0x40}, id...)))
+		packet.Payload(append([]byte{shortHeader}, id...)))
 	c.traffic.flows = flows
 	c.reason = reasonKnown
 	return c
@@ -334,8 +360,9 @@ func quicForm() *desired.QUIC {
 	return &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 3, NonceLength: 8}
 }
 
-// hintCase uses flows whose hints name their server, in random order. About one flow in 40 follows
-// no hint, because its set has no room, or because its hint is shared (docs/operate/stateless.md).
+// hintCase uses packets of known flows with persistence hint, in random order. About one flow in 40
+// follows no hint, because its set has no room, or because its hint is shared
+// (docs/operate/stateless.md).
 func hintCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceHint
 	c := benchCase{name: caseHint, service: s, flows: flows}
@@ -352,16 +379,16 @@ func hintCase(s service, flows uint32) benchCase {
 // leastHints is the smallest hint table that a configuration can have.
 const leastHints = 1024
 
-// referenceCase does the same with the reference program, for which a flow is known from its first
-// packet.
+// referenceCase is knownCase with the reference program, which has an LRU hash map as its flow
+// table. The reference program knows a flow after one packet.
 func referenceCase(s service, flows, room uint32) benchCase {
 	c := knownCase(caseReference, s, flows, room)
 	c.setup.kind, c.setup.content, c.reason = setupReference, newFlows, ""
 	return c
 }
 
-// newCase uses a new flow for each packet. The table is full of new flows. Their entries do not
-// depend on the kind of the first packet or on the family.
+// newCase uses a new flow for each packet. The flow table is filled with such flows. All cases
+// share one table, because its entries do not depend on the kind of packet or on the family.
 func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{
@@ -374,15 +401,16 @@ func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) 
 	return c
 }
 
-// offeredCase offers a new flow to servers with each packet.
+// offeredCase is newCase with a service whose balancer offers each new flow to servers.
 func offeredCase(name string, s service, flows, room uint32) benchCase {
 	c := newCase(name, s, packet.SYN, flows, room)
 	c.reason = "forward_hunt"
 	return c
 }
 
-// signalCase has a server accept one new flow after the other. Each packet is the server's SYN-ACK
-// to the client. It signals the acceptance to the balancer, which decapsulates it and passes it on.
+// signalCase uses SYN-ACKs of a server to clients, each of a new flow. By the SYN-ACK, the server
+// signals to the balancer that it has accepted the flow. The balancer decapsulates the packet and
+// passes it on.
 func signalCase(s service, flows, room uint32) benchCase {
 	c := newCase(caseSignal, s, packet.SYN, flows, room)
 	c.traffic = signalFrom(s, 1, 0)
@@ -390,10 +418,12 @@ func signalCase(s service, flows, room uint32) benchCase {
 	return c
 }
 
-// signalFrom returns the SYN-ACKs by which a server accepts new flows, with its load report or 0.
+// signalFrom returns SYN-ACKs by which a server signals that it accepts new flows. report is the
+// load report in the signals; 0 means none.
 func signalFrom(s service, server int, report uint64) traffic {
 	client := clients[s.family]
-	reply := packet.TCP(netip.AddrPortFrom(vips[s.family], servicePort), netip.AddrPortFrom(client, 40000),
+	reply := packet.TCP(
+		netip.AddrPortFrom(vips[s.family], servicePort), netip.AddrPortFrom(client, clientPort),
 		packet.Ethernet(clientMAC, hostMAC), packet.Flags(packet.SYN|packet.ACK))
 	to := srv6.SID{Locator: balancerLocator, Function: srv6.CreateStickiness}
 	from := srv6.SID{Locator: serverLocator(server), Function: srv6.Host, Argument: report}
@@ -405,22 +435,24 @@ func signalFrom(s service, server int, report uint64) traffic {
 		panic(fmt.Sprintf("%s: %v", s.encapsulation, err)) // frames and addresses are constants
 	}
 	t := trafficTo(s.family, vips[s.family], s.protocol, packet.SYN)
-	address := client.AsSlice()
 	t.order, t.verdict, t.frame = inTurn, xdpPass, frame
+	// The flows differ in the last 32 bits of the client's address, which is the inner destination.
+	address := client.AsSlice()
 	t.flowOffset = uint32(bytes.LastIndex(frame, address) + len(address) - 4)
 	return t
 }
 
-// deliverCase has an agent decapsulate packets.
+// deliverCase uses packets that an agent decapsulates and delivers.
 func deliverCase(s service, flows uint32) benchCase {
 	c := agentCase(caseDeliver, s, packet.ACK, srv6.Deliver)
 	c.flows, c.traffic.flows = flows, flows
 	return c
 }
 
-// offerCase offers a new connection to a server with each packet, with another server as the next
-// candidate. The server accepts connections while the number of connections that wait for the
-// application is below the threshold. None ever waits.
+// offerCase offers a new connection to a server with each packet. Another server is the next
+// candidate. The server accepts a connection if fewer connections than the threshold wait for the
+// application. Here none ever waits, so the server accepts all connections unless the threshold is
+// 0.
 func offerCase(name string, s service, threshold uint32, reason string) benchCase {
 	c := agentCase(name, s, packet.SYN, srv6.ConnectAvail, srv6.ConnectForce)
 	c.flows, c.traffic.order, c.reason = 1, inTurn, reason
@@ -428,7 +460,7 @@ func offerCase(name string, s service, threshold uint32, reason string) benchCas
 	return c
 }
 
-// offerStepCases returns offerCase with a server that accepts, up to each step.
+// offerStepCases returns the cases on a server whose program ends after a step. The server accepts.
 func offerStepCases(s service) (cases []benchCase) {
 	for _, step := range agentSteps {
 		c := offerCase(caseOfferStep+step, s, 1, "") // the program ends before it counts the packet
@@ -438,10 +470,12 @@ func offerStepCases(s service) (cases []benchCase) {
 	return cases
 }
 
-// ackCase uses packets of a connection after the balancer has learned that the server has it.
+// ackCase uses packets of connections that the server has accepted, as the balancer sends them when
+// it knows the server.
 func ackCase(s service) benchCase {
 	c := agentCase(caseAck, s, packet.ACK, srv6.AckStickiness)
-	c.flows, c.traffic.flows, c.reason = agentFlows, agentFlows, "deliver_"+underscored(s.encapsulation)
+	c.flows, c.traffic.flows = agentFlows, agentFlows
+	c.reason = "deliver_" + underscored(s.encapsulation)
 	c.setup.accept, c.setup.threshold = true, 1
 	c.setup.content, c.setup.capacity = knownFlows, agentFlows
 	return c
@@ -450,22 +484,26 @@ func ackCase(s service) benchCase {
 // agentFlows is the number of flows in the cases of a server with known flows.
 const agentFlows = 1000
 
-// agentCase uses encapsulated packets to a server. The functions are those of the segments, the
-// server's own first.
-func agentCase(name string, s service, flags packet.TCPFlags, functions ...srv6.Function) benchCase {
+// agentCase uses encapsulated packets to server 1. functions are those of the segments: the first
+// one is of server 1, the second of server 2.
+func agentCase(
+	name string, s service, flags packet.TCPFlags, functions ...srv6.Function,
+) benchCase {
 	c := benchCase{name: name, service: s}
 	c.setup = setup{kind: setupAgent, family: s.family, encapsulation: s.encapsulation}
-	c.traffic = wrapped(passed(trafficTo(s.family, vips[s.family], s.protocol, flags)), s.encapsulation, functions...)
+	inner := passed(trafficTo(s.family, vips[s.family], s.protocol, flags))
+	c.traffic = wrapped(inner, s.encapsulation, functions...)
 	return c
 }
 
-// wrapped returns the traffic with an encapsulation.
+// wrapped returns the traffic in an encapsulation, as a balancer sends it to a server.
 func wrapped(t traffic, kind desired.Encapsulation, functions ...srv6.Function) traffic {
 	frame, err := packet.Encapsulate(t.frame, envelope(kind, functions...))
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", kind, err)) // frames and addresses are constants
 	}
-	// An inserted header moves only the bytes after the addresses.
+	// Encapsulation moves the client's address, except for srv6-insert: that inserts a header after
+	// the addresses.
 	if kind != desired.SRv6Insert {
 		t.flowOffset += uint32(len(frame) - len(t.frame))
 	}
@@ -473,7 +511,8 @@ func wrapped(t traffic, kind desired.Encapsulation, functions ...srv6.Function) 
 	return t
 }
 
-// envelope returns the encapsulation that a balancer adds for the first server.
+// envelope returns the encapsulation that a balancer adds to a packet for server 1. With segment
+// routing, the list of segments has a SID of one server for each function, from server 1 on.
 func envelope(kind desired.Encapsulation, functions ...srv6.Function) packet.Encap {
 	e := packet.Encap{Kind: kind, Own: clientMAC, NextHop: hostMAC}
 	if !hasLocators(kind) {
@@ -482,24 +521,32 @@ func envelope(kind desired.Encapsulation, functions ...srv6.Function) packet.Enc
 	}
 	e.Sender = balancerLocator.Addr()
 	for i, function := range functions {
-		e.Segments = append(e.Segments, srv6.SID{Locator: serverLocator(i + 1), Function: function}.Addr())
+		sid := srv6.SID{Locator: serverLocator(i + 1), Function: function}
+		e.Segments = append(e.Segments, sid.Addr())
 	}
 	return e
 }
 
-// passed returns the traffic with the verdict that the packet goes up the host's own stack.
+// passed returns the traffic with the expected verdict XDP_PASS: the program gives the packets to
+// the host's stack.
 func passed(t traffic) traffic {
 	t.verdict = xdpPass
 	return t
 }
 
-// trafficTo returns packets of one flow without payload, to be forwarded.
+// clientPort is the source port of all flows.
+const clientPort = 40000
+
+// trafficTo returns packets of one flow from a client to an address, which a program is expected to
+// forward (XDP_TX).
 func trafficTo(
-	f family, destination netip.Addr, protocol desired.Protocol, flags packet.TCPFlags, options ...packet.Option,
+	f family, destination netip.Addr, protocol desired.Protocol, flags packet.TCPFlags,
+	options ...packet.Option,
 ) traffic {
-	source := netip.AddrPortFrom(clients[f], 40000)
+	source := netip.AddrPortFrom(clients[f], clientPort)
 	target := netip.AddrPortFrom(destination, servicePort)
 	link := packet.Ethernet(clientMAC, hostMAC)
+	// The flows differ in the last 32 bits of the source address.
 	t := traffic{flows: 1, verdict: xdpTX, flowOffset: ethernetHeader + 12}
 	if f == ipv6 {
 		t.flowOffset = ethernetHeader + 8 + 12
@@ -508,7 +555,8 @@ func trafficTo(
 		t.frame = packet.UDP(source, target, append(options, link)...)
 	} else {
 		t.frame = packet.TCP(source, target, append(options, link, packet.Flags(flags))...)
-		// They are octet 13 of the TCP header, behind the rest of the source and the destination.
+		// The TCP header follows these 32 bits and the destination address. Its octet 13 has the
+		// flags.
 		t.flagsOffset = t.flowOffset + 4 + uint32(destination.BitLen()/8) + 13
 	}
 	return t

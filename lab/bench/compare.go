@@ -14,29 +14,31 @@ import (
 // CompareOptions are the options of Compare.
 type CompareOptions struct {
 	// PacketOptions apply to both builds. Without Case, Compare measures null, floor and all cases
-	// of a build's own programs.
+	// of whole programs of the product (isDataPath).
 	PacketOptions
-	// Old is the executable of the old build. The new build is this one.
+	// Old is the executable of the old build. The new build is that of this process.
 	Old string
 }
 
-// DefaultCompareOptions makes many short measurements of few cases.
+// DefaultCompareOptions returns options for many short measurements of few cases.
 func DefaultCompareOptions() PacketOptions {
 	o := DefaultPacketOptions()
 	o.Flows, o.Rounds, o.Packets = []uint32{1_000}, 100, 20_000
 	return o
 }
 
-// thisBuild is the executable of this process, even after its file was replaced.
+// thisBuild is the executable of this process, even if its file is replaced meanwhile.
 const thisBuild = "/proc/self/exe"
 
-// roundsPerStart is the number of rounds after which both workers are restarted. The addresses of
-// tables and programs in memory and the random keys of their hashes make one process some percent
-// faster than another of the same build, for the process's whole life.
+// roundsPerStart is the number of rounds after which both workers are restarted. One process is
+// some percent faster than another one of the same build, during its whole life. The causes are the
+// addresses of its tables and programs in memory, and the random keys of its hashes. Restarts
+// average this out.
 const roundsPerStart = 10
 
-// roundsPerVisit is the number of consecutive rounds of a case. The kernel takes much longer to
-// change services and programs than to measure a case.
+// roundsPerVisit is the number of rounds of a case that are measured one after the other. More
+// visits would take longer, because the kernel needs much more time to change services and programs
+// than to measure a case.
 const roundsPerVisit = 5
 
 // Comparison is the cost of packets in two builds, measured alternately.
@@ -56,10 +58,10 @@ type CaseComparison struct {
 	// Ratio is the new build's time divided by the old build's. Both include the host program's
 	// time.
 	Ratio Spread `json:"ratio"`
-	// NetRatio is the same ratio after the host program's time is subtracted from both: the time of
-	// case null in the same round and build. It is nil if nothing remains, as for null itself.
+	// NetRatio is Ratio without the host program's time: the time of case null in the same round
+	// and build is subtracted from both times. It is nil if nothing remains, as for null itself.
 	NetRatio *Spread `json:"net_ratio,omitempty"`
-	// SameProgram tells that both builds' programs have the same instructions.
+	// SameProgram tells whether the programs of both builds have the same instructions.
 	SameProgram bool `json:"same_program"`
 }
 
@@ -68,18 +70,19 @@ type BuildCost struct {
 	// Median is the median CPU time in nanoseconds. It includes the host program's time.
 	Median  float64         `json:"ns_median"`
 	Program programIdentity `json:"program"`
-	// Instructions is the median number of executed instructions per packet. It includes the host
-	// program's. It is nil if the processor does not count instructions.
+	// Instructions is the median number of instructions that were executed for a packet, including
+	// those of the host program. It is nil if the processor does not count instructions.
 	Instructions *float64 `json:"instructions,omitempty"`
 }
 
-// Spread holds percentiles over the rounds.
+// Spread has percentiles of the values of all rounds.
 type Spread struct {
 	Median float64 `json:"median"`
 	P10    float64 `json:"p10"`
 	P90    float64 `json:"p90"`
 }
 
+// spreadOf returns the percentiles of values.
 func spreadOf(values []float64) Spread {
 	return Spread{percentile(values, 50), percentile(values, 10), percentile(values, 90)}
 }
@@ -118,22 +121,24 @@ type comparison struct {
 	cases    []*comparedCase
 }
 
-// Compare measures an old build and this one in one run. Each measurement of a case in one build
-// comes directly before or after that in the other, on the same CPU. Compare needs root.
+// Compare measures an old build and this one in one run. It measures a case in one build directly
+// before or after the other build, on the same CPU. Compare needs root.
 func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	cpus, err := allowedCPUs()
 	if err != nil {
 		return nil, err
 	}
-	c := &comparison{options: o, cpu: cpus[len(cpus)-1]} // the first CPU serves most interrupts
+	// Use the last CPU, because the first one serves most interrupts.
+	c := &comparison{options: o, cpu: cpus[len(cpus)-1]}
 	defer func() {
 		err = errors.Join(err, c.stop())
 		if ctx.Err() != nil {
-			err = ctx.Err() // the workers only report that they were ended
+			err = ctx.Err() // the errors of workers only tell that they were ended
 		}
 	}()
 	for first := 0; first < o.Rounds; first += roundsPerStart {
-		if err := c.start(ctx, first/roundsPerStart%2 == 1); err != nil {
+		newFirst := first/roundsPerStart%2 == 1 // every other time
+		if err := c.start(ctx, newFirst); err != nil {
 			return nil, err
 		}
 		end := min(first+roundsPerStart, o.Rounds)
@@ -151,7 +156,7 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	return &c.result, nil
 }
 
-// inOrder returns both builds. The old one is first unless reversed.
+// inOrder returns both builds. The old one is first, unless reversed is true.
 func inOrder(reversed bool) [2]build {
 	if reversed {
 		return [2]build{newBuild, oldBuild}
@@ -159,7 +164,8 @@ func inOrder(reversed bool) [2]build {
 	return [2]build{oldBuild, newBuild}
 }
 
-// start starts both workers, and finds the cases that both have.
+// start starts both workers, and has them prepare their cases. The first time, it also finds the
+// cases that both builds have.
 func (c *comparison) start(ctx context.Context, reversed bool) error {
 	r := prepareRequest{Flows: c.options.Flows, Room: c.options.Room}
 	if c.options.Case != nil {
@@ -192,7 +198,8 @@ func (c *comparison) start(ctx context.Context, reversed bool) error {
 	return nil
 }
 
-// requireSame returns an error if an executable was replaced since the run began.
+// requireSame returns an error if an executable was replaced since the run began: then its worker
+// is of another build, or has other cases.
 func (c *comparison) requireSame(cases [2][]workerCase) error {
 	builds := [2]version.Build{oldBuild: c.result.Old, newBuild: c.result.New}
 	for b, name := range buildNames {
@@ -203,7 +210,8 @@ func (c *comparison) requireSame(cases [2][]workerCase) error {
 	return nil
 }
 
-// matchCases finds the cases that both builds have, in the order of the new build.
+// matchCases finds the cases that both builds have, in the order of the new build, and those that
+// only one build has.
 func matchCases(ofOld, ofNew []workerCase) (both []*comparedCase, onlyOld, onlyNew []CaseName) {
 	programs := map[CaseName]programIdentity{}
 	for _, c := range ofOld {
@@ -230,8 +238,8 @@ func matchCases(ofOld, ofNew []workerCase) (both []*comparedCase, onlyOld, onlyN
 	return both, onlyOld, onlyNew
 }
 
-// measure measures every case in the rounds from first to end-1, once per build and round. The
-// builds take turns to be first.
+// measure measures each case in each round from first to end-1, once in each build. The builds take
+// turns to be first.
 func (c *comparison) measure(first, end int) error {
 	for turn, m := range interleave(c.cases) {
 		for round := first; round < end; round++ {
@@ -248,6 +256,7 @@ func (c *comparison) measure(first, end int) error {
 	return nil
 }
 
+// stop ends the workers that run.
 func (c *comparison) stop() (err error) {
 	for b, w := range c.workers {
 		if w != nil {
@@ -260,7 +269,7 @@ func (c *comparison) stop() (err error) {
 
 // summarizeComparison returns a result for each case.
 func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
-	nulls := map[string]map[int][2]float64{} // by family and round
+	nulls := map[string]map[int][2]float64{} // median times of case null, by family and round
 	for _, m := range cases {
 		if m.Case == caseNull {
 			nulls[m.Family] = m.medianByRound()
@@ -289,8 +298,8 @@ func times(samples []sample, b build) (all []float64) {
 	return all
 }
 
-// medianByRound returns the median times per round of a case that is measured several times in each
-// round.
+// medianByRound returns the median time of each build in each round. It is for cases that are
+// measured several times in a round.
 func (m *comparedCase) medianByRound() map[int][2]float64 {
 	byRound := map[int][]sample{}
 	for _, s := range m.samples {
@@ -306,8 +315,9 @@ func (m *comparedCase) medianByRound() map[int][2]float64 {
 	return medians
 }
 
-// ratios returns the ratios of the times, after the time in hosts for the round is subtracted. It
-// leaves out rounds in which the old build's case took no longer than its host program.
+// ratios returns the ratio of the times of both builds in each sample. hosts has the host program's
+// times by round, which are subtracted first; without them, nothing is subtracted. ratios leaves
+// out samples in which nothing remains of the old build's time.
 func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
 	for _, s := range m.samples {
 		host := hosts[s.round]
@@ -319,6 +329,7 @@ func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
 	return ratios
 }
 
+// costOf returns the cost of a packet of the case in one build.
 func (m *comparedCase) costOf(b build) BuildCost {
 	cost := BuildCost{Median: percentile(times(m.samples, b), 50), Program: m.programs[b]}
 	var counted []float64

@@ -34,22 +34,22 @@ type ControlSize struct {
 type ControlOptions struct {
 	Segue    string // the executable of segue
 	Sizes    []ControlSize
-	Rounds   int // of all changes
+	Rounds   int // how often each case is measured
 	Progress Progress
 }
 
-// ControlTime is what a command costs: medians over the rounds. The command starts or stops the
-// balancer's process, changes it, or reads its state.
+// ControlTime has the times of a case, each the median of all rounds. In a case, the balancer
+// starts, or a command changes it or reads its state.
 type ControlTime struct {
 	ControlSize
 	Case    string        `json:"case"`
 	Process time.Duration `json:"process_cpu_ns"` // CPU time of the balancer's process
-	Command time.Duration `json:"command_cpu_ns"` // CPU time of the command; none: it has no command
+	Command time.Duration `json:"command_cpu_ns"` // CPU time of the command; 0 for the start
 	Wall    time.Duration `json:"wall_ns"`
 }
 
-// MeasureControl measures what changes of a balancer without traffic cost, and what reading its
-// state costs. Each balancer has a network namespace of its own. MeasureControl needs root.
+// MeasureControl measures the times to start a balancer without traffic, to change it, and to read
+// its state. Each balancer has a network namespace of its own. MeasureControl needs root.
 func MeasureControl(ctx context.Context, o ControlOptions) ([]ControlTime, error) {
 	var times []ControlTime
 	for _, size := range o.Sizes {
@@ -63,7 +63,10 @@ func MeasureControl(ctx context.Context, o ControlOptions) ([]ControlTime, error
 	return times, nil
 }
 
-func measureControl(ctx context.Context, o *ControlOptions, size ControlSize) (_ []ControlTime, err error) {
+// measureControl measures all cases for one size.
+func measureControl(
+	ctx context.Context, o *ControlOptions, size ControlSize,
+) (_ []ControlTime, err error) {
 	host, err := newControlHost(o.Segue, size)
 	if err != nil {
 		return nil, err
@@ -81,9 +84,10 @@ func measureControl(ctx context.Context, o *ControlOptions, size ControlSize) (_
 	return mediansOf(times, size), nil
 }
 
-// mediansOf returns the median of each case, in the order of the first round.
+// mediansOf returns the medians of each case, in the order of the first round.
 func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
 	for _, t := range times {
+		// of returns the median of one of the times of this case.
 		of := func(get func(ControlTime) time.Duration) time.Duration {
 			var all []time.Duration
 			for _, other := range times {
@@ -107,15 +111,16 @@ func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
 	return medians
 }
 
-// controlHost is a network namespace for one balancer.
+// controlHost is a network namespace for a balancer, with a directory for its files.
 type controlHost struct {
 	size      ControlSize
-	segue     string
+	segue     string // the executable
 	namespace *netdev.Namespace
 	dir       string
 	instance  string
 }
 
+// newControlHost makes the network namespace and the directory.
 func newControlHost(segue string, size ControlSize) (h *controlHost, err error) {
 	h = &controlHost{size: size, segue: segue, instance: fmt.Sprintf("bench-control-%d", os.Getpid())}
 	defer func() {
@@ -129,20 +134,23 @@ func newControlHost(segue string, size ControlSize) (h *controlHost, err error) 
 	if h.namespace, err = netdev.NewNamespace(); err != nil {
 		return h, err
 	}
-	return h, h.namespace.Do(layNetwork)
+	return h, h.namespace.Do(buildControlNetwork)
 }
 
+// controlInterface is the balancer's interface.
 const controlInterface = "eth0"
 
-// layNetwork makes the balancer's interface in the calling thread's namespace. All servers are
-// behind one router, whose Ethernet address is known.
-func layNetwork() error {
+// buildControlNetwork makes the balancer's interface in the calling thread's namespace. It also
+// makes a route to all servers, through a router that does not exist. The router has a permanent
+// neighbour entry, so nothing has to be resolved.
+func buildControlNetwork() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "peer"
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: controlInterface}); err != nil {
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: controlInterface}
+	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make a veth pair: %w", err)
 	}
-	var index int
+	var index int // of the last interface, controlInterface
 	for _, name := range []string{attrs.Name, controlInterface} {
 		link, err := netlink.LinkByName(name)
 		if err == nil {
@@ -160,11 +168,12 @@ func layNetwork() error {
 			HardwareAddr: []byte{2, 0, 0, 0, 0, 2},
 		}),
 		netlink.RouteAdd(&netlink.Route{
-			LinkIndex: index, Gw: router.AsSlice(), Flags: int(netlink.FLAG_ONLINK), Dst: &net.IPNet{IP: servers.Addr().AsSlice(), Mask: net.CIDRMask(servers.Bits(), 128)},
+			LinkIndex: index, Gw: router.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			Dst: &net.IPNet{IP: servers.Addr().AsSlice(), Mask: net.CIDRMask(servers.Bits(), 128)},
 		}))
 }
 
-// remove removes all that the host has.
+// remove removes the network namespace and the directory.
 func (h *controlHost) remove() error {
 	var errs []error
 	if h.namespace != nil {
@@ -173,7 +182,7 @@ func (h *controlHost) remove() error {
 	return errors.Join(append(errs, os.RemoveAll(h.dir))...)
 }
 
-// round starts a balancer, changes it in all ways, and stops it.
+// round measures each case once: it starts a balancer, runs all commands, and stops the balancer.
 func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error) {
 	config := filepath.Join(h.dir, "lb.yaml")
 	if err := h.configure(config, 1); err != nil {
@@ -191,16 +200,16 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 	}
 	times = append(times, ControlTime{Case: "start", Process: used, Wall: time.Since(start)})
 
-	service, server := fmt.Sprint("web", h.size.Services/2), "s1"
-	of := service + "/" + server
+	service := fmt.Sprint("web", h.size.Services/2)
+	server := service + "/s1"
 	for _, c := range []struct {
 		name      string
-		prepare   func() error
-		arguments []string
+		prepare   func() error // done before the command, and not measured
+		arguments []string     // of segue
 	}{
-		{"drain", nil, []string{"drain", of}},
-		{"undrain", nil, []string{"undrain", of}},
-		{"weight", nil, []string{"server", "set", of, "weight=2"}},
+		{"drain", nil, []string{"drain", server}},
+		{"undrain", nil, []string{"undrain", server}},
+		{"weight", nil, []string{"server", "set", server, "weight=2"}},
 		{"add", nil, []string{"server", "add", service + "/new", "locator=fd00:5:ffff::/64"}},
 		{"remove", nil, []string{"server", "remove", service + "/new"}},
 		{"status", nil, []string{"status", "--interval", "0"}},
@@ -223,8 +232,8 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 	return times, nil
 }
 
-// configure writes the configuration. Half of the services hunt. The weight is that of a server of the
-// last service. The state begins without overrides.
+// configure writes the balancer's configuration. Every other service has placement hunt. weight is
+// the weight of the first server of the last service; all others have weight 1.
 func (h *controlHost) configure(file string, weight int) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+
@@ -233,28 +242,32 @@ func (h *controlHost) configure(file string, weight int) error {
 	placements := []string{"hash", "hunt"}
 	server := 0
 	for i := range h.size.Services {
-		fmt.Fprintf(&text, "- name: web%d\n  vip: 203.0.%d.%d\n  port: 80\n  protocol: tcp\n  placement: %s\n  servers:\n",
-			i, i>>8, i&255, placements[i%2])
+		fmt.Fprintf(&text, "- name: web%d\n  vip: 203.0.%d.%d\n  port: 80\n  protocol: tcp\n"+
+			"  placement: %s\n  servers:\n", i, i>>8, i&255, placements[i%2])
 		for j := range h.serversOf(i) {
-			of := 1
+			own := 1
 			if i == h.size.Services-1 && j == 0 {
-				of = weight
+				own = weight
 			}
-			fmt.Fprintf(&text, "  - {name: s%d, locator: 'fd00:5:0:%x::/64', weight: %d}\n", j, server, of)
+			fmt.Fprintf(&text, "  - {name: s%d, locator: 'fd00:5:0:%x::/64', weight: %d}\n",
+				j, server, own)
 			server++
 		}
 	}
 	return os.WriteFile(file, []byte(text.String()), 0o600)
 }
 
+// notifyPath returns the socket at which the balancer tells that it is ready.
 func (h *controlHost) notifyPath() string { return filepath.Join(h.dir, "notify") }
 
-// serversOf returns how many servers a service has.
+// serversOf returns how many servers a service has. The servers are spread evenly over the
+// services.
 func (h *controlHost) serversOf(service int) int {
 	return h.size.Servers*(service+1)/h.size.Services - h.size.Servers*service/h.size.Services
 }
 
-// command returns a command of segue, and its output.
+// command returns a command of segue, and a buffer for its output. The command gets SIGTERM when
+// the context ends.
 func (h *controlHost) command(ctx context.Context, arguments ...string) (*exec.Cmd, *bytes.Buffer) {
 	cmd := exec.CommandContext(ctx, h.segue, arguments...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -282,11 +295,11 @@ type controlled struct {
 	host   *controlHost
 	cmd    *exec.Cmd
 	output *bytes.Buffer
-	exited chan struct{}
-	err    error // how it ended; set before exited is closed
+	exited chan struct{} // closed when the process has ended
+	err    error         // how the process ended; set before exited is closed
 }
 
-// startDeadline bounds the time that a balancer may take to be ready.
+// startDeadline is the longest time that a balancer may take to be ready.
 const startDeadline = 2 * time.Minute
 
 // start starts the balancer and waits until it is ready.
@@ -314,7 +327,8 @@ func (c *controlled) start(ctx context.Context, config string) error {
 	return nil
 }
 
-// stop ends the balancer and removes its data path.
+// stop ends the balancer, and removes its data path and its state. So the next balancer begins
+// without flows, tables and overrides.
 func (c *controlled) stop() error {
 	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 	<-c.exited
@@ -326,7 +340,7 @@ func (c *controlled) stop() error {
 	return errors.Join(err, detached, os.RemoveAll(filepath.Join(c.host.dir, "state")))
 }
 
-// measure runs a command.
+// measure runs a command of segue, and returns its times.
 func (c *controlled) measure(ctx context.Context, arguments []string) (t ControlTime, err error) {
 	before, err := c.used()
 	if err != nil {
@@ -344,9 +358,11 @@ func (c *controlled) measure(ctx context.Context, arguments []string) (t Control
 
 // used returns the CPU time of all threads of the balancer's process.
 func (c *controlled) used() (time.Duration, error) {
-	const schedulerTime = 2 // CPUCLOCK_SCHED; clock_getcpuclockid(3) computes the same number
+	// The number of a process's CPU clock, as clock_getcpuclockid(3) computes it.
+	const schedulerTime = 2 // CPUCLOCK_SCHED
+	clock := int32(^c.cmd.Process.Pid<<3 | schedulerTime)
 	var used unix.Timespec
-	if err := unix.ClockGettime(int32(^c.cmd.Process.Pid<<3|schedulerTime), &used); err != nil {
+	if err := unix.ClockGettime(clock, &used); err != nil {
 		return 0, fmt.Errorf("CPU time of the balancer: %w", err)
 	}
 	return time.Duration(used.Nano()), nil

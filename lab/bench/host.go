@@ -26,33 +26,33 @@ const (
 	xdpTX      = 3
 )
 
-// order is the order in which the flows are used; enum order of bpf/bench/host.bpf.c.
+// order is the order of the packets. enum order of bpf/bench/host.bpf.c has the same values.
 type order uint32
 
 const (
-	random order = iota
-	inTurn
-	inPairs
-	connections
+	random      order = iota // each packet is of a random flow
+	inTurn                   // a packet of each flow, from flow traffic.first on
+	inPairs                  // two packets of each flow
+	connections              // the SYN, a later packet and the FIN of each flow
 )
 
-// traffic is the packets for the measurement of a program.
+// traffic describes the packets for the measurement of a program.
 type traffic struct {
-	frame      []byte
-	flowOffset uint32 // where in the frame a flow's 32-bit number is added
-	flows      uint32 // number of flows, in random order
-	order      order
-	first      uint64 // first flow of the other orders
-	verdict    uint32 // expected verdict of the program
-
-	flagsOffset uint32 // where in the frame the TCP flags are
+	frame       []byte // the packet of flow 0
+	flowOffset  uint32 // where in the frame the number of the flow, of 32 bits, is added
+	flows       uint32 // the number of flows, in random order
+	order       order
+	first       uint64 // the first flow, in the other orders
+	verdict     uint32 // the verdict that the program is expected to return
+	flagsOffset uint32 // where in the frame the TCP flags are, for order connections
 }
 
-// connectionPackets is CONNECTION_PACKETS of bpf/bench/host.bpf.c.
+// connectionPackets is the number of packets of a flow in order connections. CONNECTION_PACKETS of
+// bpf/bench/host.bpf.c has the same value.
 const connectionPackets = 3
 
-// packetsPerFlow returns how many packets each flow has before the next one comes. It is 1 for
-// random flows.
+// packetsPerFlow returns how many packets of a flow come one after the other, before those of the
+// next flow. In random order it is 1.
 func (o order) packetsPerFlow() uint64 {
 	switch o {
 	case inPairs:
@@ -63,16 +63,18 @@ func (o order) packetsPerFlow() uint64 {
 	return 1
 }
 
-// host runs programs under test. It writes each packet anew for each run.
+// host runs programs under test. Its own BPF program, the host program, writes a packet, calls the
+// program under test, and checks the verdict, again and again.
 type host struct {
 	objects   hostObjects
-	frame     []byte
-	underTest *ebpf.Program // nil: none
+	frame     []byte        // of the prepared traffic
+	underTest *ebpf.Program // nil: the host program runs alone
 	// quiet contains the interface that the host program is attached to; see keepCallable.
 	quiet    *netdev.Namespace
 	attached link.Link
 }
 
+// newHost loads the host program.
 func newHost() (*host, error) {
 	h := &host{}
 	if err := loadHostObjects(&h.objects, nil); err != nil {
@@ -84,10 +86,10 @@ func newHost() (*host, error) {
 	return h, nil
 }
 
-// keepCallable attaches the host program in a separate network namespace, where no packets arrive.
-// The kernel has a table of XDP programs that it calls directly (BPF_DISPATCHER). It adds an
-// unattached program to the table before each test run and removes it afterwards, and waits both
-// times until no CPU uses the old table.
+// keepCallable makes test runs start faster: it attaches the host program in a separate network
+// namespace, where no packets arrive. The kernel has a table of XDP programs that it calls directly
+// (BPF_DISPATCHER). It adds an unattached program to the table before each test run, and removes it
+// afterwards. Both times it waits until no CPU uses the old table.
 func (h *host) keepCallable() (err error) {
 	if h.quiet, err = netdev.NewNamespace(); err != nil {
 		return err
@@ -104,6 +106,7 @@ func (h *host) keepCallable() (err error) {
 	})
 }
 
+// close unloads the host program.
 func (h *host) close() (err error) {
 	if h.attached != nil {
 		err = h.attached.Close()
@@ -114,7 +117,8 @@ func (h *host) close() (err error) {
 	return errors.Join(err, h.objects.Close())
 }
 
-// prepare sets the program under test, which may be nil, and its traffic.
+// prepare sets the program under test and its traffic. Without a program, the host program runs
+// alone.
 func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	var frame [256]byte // MAX_FRAME
 	if copy(frame[:], t.frame) < len(t.frame) {
@@ -130,6 +134,8 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 		h.objects.Verdict:     t.verdict,
 		h.objects.Position:    t.first * t.order.packetsPerFlow(),
 		h.objects.FlagsOffset: t.flagsOffset,
+		// One element more than there are packets makes the length a power of two, so that the
+		// program can limit the index by a mask.
 		h.objects.ConnectionFlags: [connectionPackets + 1]uint8{
 			uint8(packet.SYN), uint8(packet.ACK), uint8(packet.FIN | packet.ACK),
 		},
@@ -143,8 +149,8 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	return h.setUnderTest(program)
 }
 
-// setUnderTest does nothing if the program is set already, because the kernel waits some
-// milliseconds for running programs.
+// setUnderTest sets the program under test. It does nothing if the program is set already, because
+// a change takes the kernel some milliseconds: it waits for running programs.
 func (h *host) setUnderTest(program *ebpf.Program) (err error) {
 	if program == h.underTest {
 		return nil
@@ -161,14 +167,15 @@ func (h *host) setUnderTest(program *ebpf.Program) (err error) {
 	return nil
 }
 
-// cost is the cost of a number of packets.
+// cost is the cost of all packets of a run.
 type cost struct {
 	time         time.Duration // CPU time
 	instructions uint64        // 0 if the processor does not count them
 }
 
-// run sends packets through the prepared program. The time is the CPU time of this thread. Other
-// processes affect it only through the caches.
+// run runs the prepared program for a number of packets. The time is the CPU time of this thread,
+// so other processes affect it only through the caches. It returns an error if a packet got another
+// verdict than the expected one.
 func (h *host) run(packets uint32) (c cost, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -190,11 +197,13 @@ func (h *host) run(packets uint32) (c cost, err error) {
 		return c, err
 	}
 	if unexpected > 0 {
-		return c, fmt.Errorf("%d packets of %d got another verdict than the one measured", unexpected, packets)
+		return c, fmt.Errorf("%d packets of %d got another verdict than the one measured",
+			unexpected, packets)
 	}
 	return cost{after - before, counter.read()}, nil
 }
 
+// threadTime returns the CPU time that this thread has used.
 func threadTime() (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
@@ -203,12 +212,13 @@ func threadTime() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// counter counts the instructions of the thread that opened it. Virtual machines often cannot count
-// instructions; the counter then reads 0.
+// counter is a descriptor that counts the instructions of the thread which has opened it. Virtual
+// machines often cannot count instructions. The counter is then noCounter, and read returns 0.
 type counter int
 
 const noCounter counter = -1
 
+// openCounter returns a counter that has started to count.
 func openCounter() counter {
 	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_HARDWARE, Config: unix.PERF_COUNT_HW_INSTRUCTIONS}
 	attr.Size = uint32(unsafe.Sizeof(attr))
@@ -219,6 +229,7 @@ func openCounter() counter {
 	return counter(fd)
 }
 
+// read returns the number of instructions since openCounter, or 0 if they cannot be counted.
 func (c counter) read() uint64 {
 	var value [8]byte
 	if c == noCounter {

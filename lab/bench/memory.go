@@ -13,19 +13,20 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Memory is the memory of a flow table, and the number of flows it holds after as many flows as its
-// capacity were entered.
+// Memory is the memory of a flow table. It also tells how many flows the table holds, after as many
+// flows were entered as it has capacity: some find no room.
 type Memory struct {
-	Flows    uint64 `json:"flows"`    // value of node.limits.flows
-	Capacity uint64 `json:"capacity"` // of the resulting table: Flows rounded up
+	Flows    uint64 `json:"flows"`    // the value of node.limits.flows
+	Capacity uint64 `json:"capacity"` // of the table, in flows: Flows rounded up
 	Bytes    uint64 `json:"bytes"`    // of kernel memory
 	// BytesPerFlow is Bytes divided by Capacity.
 	BytesPerFlow float64 `json:"bytes_per_flow"`
-	Entered      uint64  `json:"entered"` // entered flows: as many as the capacity
-	Held         uint64  `json:"held"`    // of those, held at the end
+	Entered      uint64  `json:"entered"` // number of flows that were entered
+	Held         uint64  `json:"held"`    // of the entered flows, those in the table at the end
 }
 
-// MeasureMemory fills flow tables of the given sizes to their capacity. It needs root.
+// MeasureMemory fills flow tables with flows, and measures the memory. sizes are values of
+// node.limits.flows. MeasureMemory needs root.
 func MeasureMemory(ctx context.Context, sizes []uint32, progress Progress) ([]Memory, error) {
 	h, err := newHost()
 	if err != nil {
@@ -47,6 +48,7 @@ func MeasureMemory(ctx context.Context, sizes []uint32, progress Progress) ([]Me
 	return all, nil
 }
 
+// measureMemory measures the flow table of one size.
 func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err error) {
 	s := setup{kind: setupBalancer, family: ipv6, capacity: flows, content: knownFlows}
 	r, err := s.build()
@@ -62,7 +64,7 @@ func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err er
 	if err := r.fill(ctx, h, &s); err != nil {
 		return m, err
 	}
-	if err := r.balancer.Sweep(); err != nil { // counts the flows, whose timeouts are an hour
+	if err := r.balancer.Sweep(); err != nil { // which counts the flows; none has timed out yet
 		return m, err
 	}
 	after, err := r.view.Snapshot()

@@ -17,18 +17,21 @@ import (
 
 // PacketOptions are the options of MeasurePackets.
 type PacketOptions struct {
-	Flows   []uint32       // numbers of flows; each at least 1
-	Case    *regexp.Regexp // which cases; nil: all. Null and floor are always measured
-	Rounds  int            // number of rounds, at least 1; null and floor are measured more often
-	Packets uint32         // of each case in each round, at least 1
-	Room    uint32         // minimum capacity of flow tables, in flows
+	Flows   []uint32       // numbers of known flows to measure; each at least 1
+	Case    *regexp.Regexp // matches the names of cases to measure, beside null and floor; nil: all
+	Rounds  int            // number of measurements of a case, at least 1; null and floor have more
+	Packets uint32         // number of packets in a measurement, at least 1
+	Room    uint32         // least capacity of flow tables, in flows
 
 	Progress Progress
 }
 
-// DefaultPacketOptions measures all cases.
+// DefaultPacketOptions returns options that measure all cases.
 func DefaultPacketOptions() PacketOptions {
-	return PacketOptions{Flows: []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000}, Rounds: 15, Packets: 200_000, Room: desired.DefaultFlows}
+	return PacketOptions{
+		Flows:  []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000},
+		Rounds: 15, Packets: 200_000, Room: desired.DefaultFlows,
+	}
 }
 
 // PacketTime is the cost of one kind of packet, in nanoseconds of CPU time.
@@ -44,22 +47,23 @@ type PacketTime struct {
 	Net float64 `json:"net_ns"`
 	// Rounds is the number of measurements.
 	Rounds int `json:"rounds"`
-	// Instructions is the number of executed instructions per packet, minus the host program's. It
-	// is absent if the processor does not count instructions.
+	// Instructions is the number of instructions that are executed for a packet, without those of
+	// the host program. It is nil if the processor does not count instructions.
 	Instructions *float64 `json:"instructions,omitempty"`
 }
 
 // measured is a case with its measurements.
 type measured struct {
 	benchCase
-	rig           *rig
-	program       *ebpf.Program
-	sent, counted uint64 // packets so far, and those counted by the case's reason
-	times         []float64
-	instructions  []float64
+	rig          *rig
+	program      *ebpf.Program // nil: the host program runs alone
+	sent         uint64        // number of packets so far
+	counted      uint64        // number of those that the program counted under the case's reason
+	times        []float64     // ns per packet, of each measurement
+	instructions []float64     // per packet, of each measurement
 }
 
-// MeasurePackets measures the cost of packets. It measures all cases in turn, repeatedly, so that a
+// MeasurePackets measures the cost of packets. In each round it measures all cases, so that a
 // disturbance of the machine affects all cases. It needs root, and some gigabytes of memory for ten
 // million flows.
 func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err error) {
@@ -82,10 +86,10 @@ func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err e
 	if err != nil {
 		return nil, err
 	}
-	turn := interleave(cases)
+	inRound := interleave(cases)
 	for round := range o.Rounds {
 		o.Progress.say("round %d of %d", round+1, o.Rounds)
-		for _, m := range turn {
+		for _, m := range inRound {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
@@ -102,11 +106,11 @@ func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err e
 	return summarize(cases), nil
 }
 
-// casesPerBase is the number of cases between two measurements of null and the floor.
+// casesPerBase is the number of other cases between two measurements of the base cases.
 const casesPerBase = 10
 
-// interleave returns the order of cases in a round. Base cases are repeated, because their errors
-// affect the results of all other cases.
+// interleave returns the order of cases in a round. Base cases occur several times, because their
+// errors affect the results of all other cases.
 func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
 	var bases, others []C
 	for _, m := range cases {
@@ -125,7 +129,7 @@ func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
 
 // chooseCases returns the cases that the options select, and those that are always measured.
 func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
-	named := o.Case == nil
+	named := o.Case == nil // the expression matches the name of a case
 	for _, c := range allCases(o.Flows, o.Room) {
 		matches := o.Case == nil || o.Case.MatchString(c.name)
 		if matches || c.isBase() {
@@ -139,16 +143,19 @@ func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 	return chosen, nil
 }
 
-// prepareCases makes the setups and programs of the cases. Flow tables are filled last, because
-// their flows age from then on. Hints do not age, because nothing sweeps them here.
-func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress) ([]*measured, error) {
+// prepareCases builds the setups of the cases, adds them to rigs, and finds the program of each
+// case. Setups with flow tables come last, because their flows age as soon as the tables are
+// filled. Hints do not age, because nothing sweeps them here.
+func prepareCases(
+	ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress,
+) ([]*measured, error) {
 	var cases []*measured
 	for _, c := range chosen {
 		cases = append(cases, &measured{benchCase: c})
 	}
-	for _, ages := range []bool{false, true} {
+	for _, withFlowTable := range []bool{false, true} {
 		for _, m := range cases {
-			if m.setup.hasFlowTable() != ages {
+			if m.setup.hasFlowTable() != withFlowTable {
 				continue
 			}
 			if err := m.prepare(ctx, h, rigs, progress); err != nil {
@@ -159,8 +166,11 @@ func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []be
 	return cases, nil
 }
 
-// prepare finds the case's program. It first builds the setup, unless another case has.
-func (m *measured) prepare(ctx context.Context, h *host, rigs map[setup]*rig, progress Progress) (err error) {
+// prepare finds the case's program. If no earlier case has the same setup, it first builds the
+// setup.
+func (m *measured) prepare(
+	ctx context.Context, h *host, rigs map[setup]*rig, progress Progress,
+) (err error) {
 	if rigs[m.setup] == nil {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -182,11 +192,12 @@ func (m *measured) prepare(ctx context.Context, h *host, rigs map[setup]*rig, pr
 	return err
 }
 
+// explain adds the case to an error.
 func (m *measured) explain(err error) error {
 	return fmt.Errorf("%s, %s, %s, %d flows: %w", m.name, m.family, m.encapsulation, m.flows, err)
 }
 
-// round makes one measurement, after the same number of packets that only warm the caches.
+// round makes one measurement. Before it, the same number of packets warm the caches.
 func (m *measured) round(h *host, packets uint32) error {
 	if err := m.rig.serve(h, m.service); err != nil {
 		return err
@@ -215,18 +226,19 @@ func (m *measured) round(h *host, packets uint32) error {
 	if err != nil {
 		return err
 	}
-	m.sent += 2 * uint64(packets)
+	sent := 2 * uint64(packets) // with those that warm the caches
+	m.sent += sent
 	m.counted += after - before
-	if t.order != random {
-		m.rig.next += 2 * uint64(packets) / t.order.packetsPerFlow()
+	if t.order != random { // the packets were of flows that were not used before
+		m.rig.next += sent / t.order.packetsPerFlow()
 	}
 	m.times = append(m.times, float64(cost.time.Nanoseconds())/float64(packets))
 	m.instructions = append(m.instructions, float64(cost.instructions)/float64(packets))
 	return nil
 }
 
-// count returns the number of packets that the case's reason has counted. It is 0 if the case has
-// no reason.
+// count returns the number of packets that were counted under the case's reason so far. It is 0 if
+// the case has no reason.
 func (m *measured) count() (uint64, error) {
 	if m.reason == "" {
 		return 0, nil
@@ -234,36 +246,37 @@ func (m *measured) count() (uint64, error) {
 	return m.rig.count(m.reason)
 }
 
-// isOfNewFlows tells whether each packet is the first one of its flow, and its flow is entered.
+// isOfNewFlows tells whether each packet is the first one of its flow, and enters the flow in the
+// flow table. Such cases have the reason of known flows, under which no packet should be counted.
 func (c *benchCase) isOfNewFlows() bool {
 	name := strings.TrimRight(c.name, "0123456789")
-	return slices.Contains([]string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}, name) ||
-		c.placement.Polls()
+	names := []string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}
+	return slices.Contains(names, name) || c.placement.Polls()
 }
 
-// requireCounted returns an error unless nearly all packets of cases with known flows were of known
-// flows, and none of cases with new flows. In a full table one flow in fifty finds no room, and in
-// a full hint table one in forty follows no hint.
+// requireCounted returns an error if too many packets were not of the kind that the case measures.
+// With new flows, nearly no packet may be counted under the reason of known flows. In other cases
+// with a reason, nearly all packets must be counted under it: in a full flow table one flow in
+// fifty finds no room, and in a full hint table one in forty follows no hint.
 func (m *measured) requireCounted() error {
+	const most, least = 0.001, 0.96
 	share := float64(m.counted) / float64(m.sent)
 	switch {
 	case m.isOfNewFlows():
-		if share > 0.001 {
+		if share > most {
 			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.counted)
 		}
-	default:
-		const least = 0.96
-		if m.reason != "" && share < least {
-			return fmt.Errorf("of %d packets %d were counted as %s: the machine is too slow for the flow table's timeouts",
-				m.sent, m.counted, m.reason)
-		}
+	case m.reason != "" && share < least:
+		return fmt.Errorf("of %d packets %d were counted as %s: "+
+			"the machine is too slow for the flow table's timeouts", m.sent, m.counted, m.reason)
 	}
 	return nil
 }
 
-// summarize computes the results. It subtracts the host program's share.
+// summarize computes the result of each case. It subtracts the host program's time and
+// instructions.
 func summarize(cases []*measured) []PacketTime {
-	null := map[family]*measured{}
+	null := map[family]*measured{} // case null, which comes before the other cases of its family
 	var results []PacketTime
 	for _, m := range cases {
 		if m.name == caseNull {
@@ -287,5 +300,6 @@ func summarize(cases []*measured) []PacketTime {
 // percentile returns the pth percentile of the values, by the nearest-rank method.
 func percentile(values []float64, p int) float64 {
 	sorted := slices.Sorted(slices.Values(values))
-	return sorted[(len(sorted)*p+99)/100-1]
+	rank := (len(sorted)*p + 99) / 100 // rounded up
+	return sorted[rank-1]
 }

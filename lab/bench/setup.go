@@ -34,7 +34,7 @@ import (
 )
 
 const (
-	serverCount = 16
+	serverCount = 16 // of a service, unless its case says otherwise
 	servicePort = 80
 )
 
@@ -50,27 +50,30 @@ var (
 	strangers = map[family]netip.Addr{
 		ipv4: netip.MustParseAddr("198.51.100.2"), ipv6: netip.MustParseAddr("2001:db8:80::2"),
 	}
-	// clients are the base addresses of clients. The flow's number is added to the last 32 bits.
+	// clients are the addresses of the client of flow 0. In flow n, n is added to the last 32 bits.
 	clients = map[family]netip.Addr{
 		ipv4: netip.MustParseAddr("10.0.0.0"), ipv6: netip.MustParseAddr("2001:db8:c::"),
 	}
 )
 
-// hop is the next hop of every server. It leads back through the interface on which test runs
-// receive, so the verdict is XDP_TX, as on a balancer with one network card.
+// hop is the next hop of every server. It leads through the interface on which test runs receive
+// packets, so the verdict is XDP_TX, as on a balancer with one network card.
 var hop = nexthop.Hop{
 	MAC:  packet.MAC{2, 0, 0, 0, 1, 1},
 	Link: nexthop.Link{Index: 1, Name: "lo", Type: "device", MAC: hostMAC, MTU: 9000},
 }
 
+// serverLocator returns the locator of server i.
 func serverLocator(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 6: byte(i >> 8), 7: byte(i)}), 64)
 }
 
+// serverAddress returns the address of server i for tunnels without segment routing.
 func serverAddress(i int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfd, 0, 0, 9, 14: byte(i >> 8), 15: byte(i)})
 }
 
+// hasLocators tells whether an encapsulation uses segment routing, and so the servers' locators.
 func hasLocators(kind desired.Encapsulation) bool {
 	return kind == desired.SRv6Insert || kind == desired.SRv6Encap
 }
@@ -79,64 +82,68 @@ func hasLocators(kind desired.Encapsulation) bool {
 type setupKind int
 
 const (
-	setupNone setupKind = iota
-	setupFloor
-	setupFloorLookup
+	setupNone        setupKind = iota // the host program alone
+	setupFloor                        // an encapsulation
+	setupFloorLookup                  // an encapsulation, and an access to a table
 	setupBalancer
-	setupReference
+	setupReference // the reference program, with tables of a balancer
 	setupAgent
 )
 
-// content is the content of a flow table that is filled to the setup's capacity.
+// content tells with which flows the flow table of a setup is filled, up to its capacity.
 type content int
 
 const (
-	noFlows content = iota
-	newFlows
-	knownFlows // each confirmed by a second packet
+	noFlows    content = iota // the table stays empty
+	newFlows                  // flows of one packet
+	knownFlows                // flows that a second packet has confirmed
 )
 
-// setup is programs and their shared tables, in the initial state of a case. Cases with equal
-// setups share one. The entries of a flow table do not contain the encapsulation or the protocol,
-// so a balancer's service is changed for each case.
+// setup describes programs and their tables, in the state in which a case begins. Cases with equal
+// setups share the programs and tables. Entries of a flow table do not depend on encapsulation and
+// protocol. So such cases can share a table: the balancer's service changes from case to case.
 type setup struct {
 	kind          setupKind
-	capacity      uint32 // requested for the flow table, in flows; the table may be larger
+	capacity      uint32 // of the flow table, in flows; the table may be larger
 	content       content
 	family        family                // of the flows in the table, and of an agent's service
 	encapsulation desired.Encapsulation // of an agent's service
 	accept        bool                  // an agent's service hunts, and an application listens
-	threshold     uint32                // of that service, in waiting connections
+	threshold     uint32                // of an agent's service, in waiting connections
 	persistence   desired.Persistence   // of a balancer's service; "": table
-	tableBytes    uint32                // least size of the table of setupFloorLookup
-	changed       bool                  // that service has had other servers
+	tableBytes    uint32                // of setupFloorLookup: the least size of the table
+	changed       bool                  // other servers have replaced all servers of the service
 	servers       int                   // of a balancer's service; 0: serverCount
 }
 
-// hasFlowTable tells whether the setup has a table whose flows age.
+// hasFlowTable tells whether the setup's balancer finds flows in a flow table, whose flows time
+// out.
 func (s *setup) hasFlowTable() bool { return s.persistence == "" }
 
-// rig is a setup that was built.
+// rig has the programs and tables of a setup that was built.
 type rig struct {
-	program  *ebpf.Program
-	steps    map[string]*ebpf.Program // programs on the same tables that end after a step
+	program *ebpf.Program // the program under test
+	// steps has programs with the same tables that end after a step, by step. loadStep loads one.
+	steps    map[string]*ebpf.Program
 	loadStep func(step string) (*ebpf.Program, error)
-	balancer *balancer.Rehearsal
-	config   *desired.Balancer
-	serves   service // the configuration's only service
-	next     uint64  // number of the next unused flow
-	view     *inspect.View
+	balancer *balancer.Rehearsal // nil if the setup has none; then config, serves and view are not set
+	config   *desired.Balancer   // the balancer's present configuration
+	serves   service             // the only service in config
+	view     *inspect.View       // of the balancer's tables; nil with the reference program
+	next     uint64              // number of the next flow that is not used yet
 	// count returns the number of packets counted under a reason. It is nil if there are no
 	// counters.
 	count func(reason string) (uint64, error)
 	// namespace contains the sockets of an agent's host. If it is nil, the process's own namespace
 	// is used.
 	namespace *netdev.Namespace
-	closers   []func() error
+	closers   []func() error // called by close, the last one first
 }
 
+// instances counts the instance names that this process has used.
 var instances atomic.Int32
 
+// build loads the programs and makes the tables, which are not filled yet.
 func (s *setup) build() (r *rig, err error) {
 	r = &rig{steps: map[string]*ebpf.Program{}}
 	switch s.kind {
@@ -153,6 +160,7 @@ func (s *setup) build() (r *rig, err error) {
 	return r, nil
 }
 
+// close removes all programs and tables.
 func (r *rig) close() (err error) {
 	for i := len(r.closers) - 1; i >= 0; i-- {
 		err = errors.Join(err, r.closers[i]())
@@ -160,6 +168,8 @@ func (r *rig) close() (err error) {
 	return err
 }
 
+// loadFloor loads a program that encapsulates packets. With setupFloorLookup it also reads a random
+// word of a table of at least s.tableBytes.
 func (r *rig) loadFloor(s *setup) error {
 	spec, err := loadFloor()
 	if err != nil {
@@ -167,12 +177,15 @@ func (r *rig) loadFloor(s *setup) error {
 	}
 	for name, value := range map[string]any{
 		"to_mac": macWord(hop.MAC), "from_mac": macWord(hostMAC),
-		"server": envelope(desired.SRv6Insert, srv6.Deliver).Segments[0].As16(), "balancer": balancerLocator.Addr().As16(),
+		"server":   envelope(desired.SRv6Insert, srv6.Deliver).Segments[0].As16(),
+		"balancer": balancerLocator.Addr().As16(),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("floor: set %s: %w", name, err)
 		}
 	}
+	// The table has a power of two of words of 8 bytes. The program takes the index of a word from
+	// the highest bits of a number of 64 bits, by a shift.
 	words := uint32(1) << bits.Len32(max(2, s.tableBytes/8)-1)
 	spec.Maps["table"].MaxEntries = words
 	shift := 64 - uint32(bits.TrailingZeros32(words))
@@ -190,14 +203,17 @@ func (r *rig) loadFloor(s *setup) error {
 	return nil
 }
 
-// macWord returns a MAC address in the form of the data path, in memory order.
+// macWord returns a MAC address in the data path's form: 8 bytes, of which the last two are zero.
 func macWord(mac packet.MAC) (word [8]byte) {
 	copy(word[:], mac[:])
 	return word
 }
 
+// newInstance returns an instance name that is unique on this machine.
 func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), instances.Add(1)) }
 
+// loadBalancer makes a balancer, without a daemon, and takes its program. With setupReference, the
+// reference program takes the place of the balancer's program.
 func (r *rig) loadBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, desired.TCP)
 	r.serves.servers = s.servers
@@ -205,7 +221,8 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 		r.serves.placement = desired.PlacementHunt
 	}
 	r.config = balancerConfig(s, r.serves)
-	if r.balancer, err = balancer.NewRehearsal(r.config, desired.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
+	quiet := slog.New(slog.DiscardHandler)
+	if r.balancer, err = balancer.NewRehearsal(r.config, desired.Secrets{}, quiet); err != nil {
 		return err
 	}
 	r.closers = append(r.closers, r.balancer.Close)
@@ -231,6 +248,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	return nil
 }
 
+// balancerConfig returns the configuration of a setup's balancer with one service.
 func balancerConfig(s *setup, serves service) *desired.Balancer {
 	limits := desired.Limits{Flows: s.capacity, Servers: 2 * uint32(serves.serverCount())}
 	switch {
@@ -248,13 +266,15 @@ func balancerConfig(s *setup, serves service) *desired.Balancer {
 	}
 }
 
-// serviceConfig returns a service that has the same servers for all encapsulations, so that flows
-// keep their servers. The far end of a tunnel, too, is the first address of a locator.
+// serviceConfig returns the configuration of a service. Servers have locators with all
+// encapsulations, so that flows keep their servers when the encapsulation changes: a tunnel without
+// segment routing leads to the first address of the locator.
 func serviceConfig(s service) desired.Service {
 	c := desired.Service{
 		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
-		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: s.encapsulation,
-		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
+		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable,
+		Encapsulation: s.encapsulation,
+		Candidates:    3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
 	if persistence := s.persistence.Method(); persistence.Name != "" {
@@ -277,9 +297,13 @@ func serviceConfig(s service) desired.Service {
 		c.Infer = inferConfig(placement)
 	}
 	addServers(&c, 1, s.serverCount())
-	if s.placement.Polls() { // of those that are drawn, a third does not take the flow
+	if s.placement.Polls() { // with unequal weights, a third of the drawn servers refuse a flow
+		const light, heavy = 1, 3
 		for i := range c.Servers {
-			c.Servers[i].Weight = new(uint32(1 + 2*(i%2)))
+			c.Servers[i].Weight = new(uint32(light))
+			if i%2 == 1 {
+				c.Servers[i].Weight = new(uint32(heavy))
+			}
 		}
 	}
 	if s.changed {
@@ -291,8 +315,8 @@ func serviceConfig(s service) desired.Service {
 	return c
 }
 
-// inferConfig returns the defaults of a placement that infers, with rare polls; nil: it does not
-// infer.
+// inferConfig returns the section infer with the defaults of a placement, but rare polls. It
+// returns nil if the placement has no such section.
 func inferConfig(placement desired.PlacementMethod) *desired.Infer {
 	if !placement.Infers() {
 		return nil
@@ -307,6 +331,7 @@ func inferConfig(placement desired.PlacementMethod) *desired.Infer {
 	return infer
 }
 
+// addServers adds count servers to a service, from server number first on.
 func addServers(c *desired.Service, first, count int) {
 	for i := first; i < first+count; i++ {
 		server := desired.Server{
@@ -319,7 +344,9 @@ func addServers(c *desired.Service, first, count int) {
 	}
 }
 
-// serve replaces a balancer's only service by another, which keeps the flows.
+// serve changes the balancer's only service for a case, unless it is the right one already. The
+// flows in the flow table stay. If the balancer sorts the service's servers by load reports, serve
+// also sends it a report of each server.
 func (r *rig) serve(h *host, s service) error {
 	if r.balancer == nil || r.serves == s {
 		return nil
@@ -333,23 +360,24 @@ func (r *rig) serve(h *host, s service) error {
 	return nil
 }
 
+// apply applies a configuration with the service. The balancer may load another program for it.
 func (r *rig) apply(s service) error {
 	next := *r.config
 	next.Services = []desired.Service{serviceConfig(s)}
-	isBalancers := r.program == r.balancer.Program()
+	isReference := r.program != r.balancer.Program()
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
-	if isBalancers && r.program != r.balancer.Program() {
+	if !isReference && r.program != r.balancer.Program() {
 		r.program = r.balancer.Program()
-		clear(r.steps) // they may lack what the service needs
+		clear(r.steps) // to load them again: they may lack what the service needs
 	}
 	r.config, r.serves = &next, s
 	return nil
 }
 
-// report has each server of the service accept a flow and report its load. The loads differ, so
-// candidates do not stay in the order of the table.
+// report lets each server of the service accept a flow, and report its load with that. The loads
+// differ, so that the balancer has to sort the candidates.
 func (r *rig) report(h *host, s service) error {
 	serial, err := clock()
 	if err != nil {
@@ -370,7 +398,7 @@ func (r *rig) report(h *host, s service) error {
 	return nil
 }
 
-// clock returns this host's clock as the serial of a report.
+// clock returns the present time in ticks, which a load report has as its serial.
 func clock() (uint32, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -379,8 +407,8 @@ func clock() (uint32, error) {
 	return uint32(now.Nano() / int64(srv6.ReportTick)), nil
 }
 
-// loadReference replaces the program by the reference program, which shares all tables except for
-// the flow table.
+// loadReference replaces the balancer's program by the reference program. It uses the balancer's
+// tables, except for the flow table.
 func (r *rig) loadReference(capacity uint32) error {
 	spec, err := loadReference()
 	if err != nil {
@@ -391,7 +419,7 @@ func (r *rig) loadReference(capacity uint32) error {
 	return err
 }
 
-// load loads another program with the balancer's tables.
+// load loads a program of a specification, with the constants and tables of the balancer's program.
 func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, error) {
 	dataplane.NameDirectory(spec)
 	for name, value := range r.balancer.Constants() {
@@ -410,7 +438,7 @@ func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, er
 	})
 }
 
-// pinnedMaps opens the pinned maps of an instance that a specification has.
+// pinnedMaps opens those pinned maps of an instance that a specification also has, by name.
 func pinnedMaps(instance string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	dir := datapath.Dir(instance)
 	pins, err := os.ReadDir(dir)
@@ -432,14 +460,15 @@ func pinnedMaps(instance string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Ma
 	return maps, nil
 }
 
+// closeMaps closes this process's handles of maps.
 func closeMaps(maps map[string]*ebpf.Map) {
 	for _, m := range maps {
 		_ = m.Close()
 	}
 }
 
-// loadShared loads another program with maps that it shares, and sets its variables. It closes the
-// maps.
+// loadShared loads a program of a specification and sets its variables. The program uses the maps
+// in shared, which loadShared closes.
 func (r *rig) loadShared(
 	spec *ebpf.CollectionSpec, program string, shared map[string]*ebpf.Map, variables map[string]any,
 ) (*ebpf.Program, error) {
@@ -447,7 +476,8 @@ func (r *rig) loadShared(
 	for name, m := range shared {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	collection, err := ebpf.NewCollectionWithOptions(spec,
+		ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", program, err)
 	}
@@ -460,6 +490,7 @@ func (r *rig) loadShared(
 	return collection.Programs[program], nil
 }
 
+// loadAgent makes an agent, without a daemon, and takes its program.
 func (r *rig) loadAgent(s *setup) error {
 	cfg := &desired.Agent{
 		Node: desired.AgentNode{
@@ -467,7 +498,8 @@ func (r *rig) loadAgent(s *setup) error {
 			Locator: serverLocator(1), Addresses: []netip.Addr{serverAddress(1)},
 		},
 		Services: []desired.AgentService{{
-			Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: desired.TCP, Encapsulation: s.encapsulation,
+			Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: desired.TCP,
+			Encapsulation: s.encapsulation,
 		}},
 	}
 	if s.accept {
@@ -490,7 +522,8 @@ func (r *rig) loadAgent(s *setup) error {
 	return nil
 }
 
-// listen makes a separate host, on which an application accepts connections to any address.
+// listen makes a network namespace for the agent's host, in which an application listens at all
+// addresses.
 func (r *rig) listen() (err error) {
 	if r.namespace, err = netdev.NewNamespace(); err != nil {
 		return err
@@ -520,8 +553,9 @@ func (r *rig) run(h *host, packets uint32) (c cost, err error) {
 // fillChunk is the number of flows that are entered between two checks of the context.
 const fillChunk = 1 << 20
 
-// fill enters flows into the flow table until it is in the initial state of the cases. The first
-// flows always find room: they are confirmed before others are entered.
+// fill enters flows into the flow table, from flow 0 on, as many as the setup's capacity. The cases
+// with known flows use the first ones. These are certainly in the table, because each flow is
+// confirmed before the next one is entered, so that later flows do not replace it.
 func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	switch {
 	case s.content == noFlows:
@@ -533,7 +567,7 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	t.order = inTurn
 	packets := uint32(1) // per flow
 	switch {
-	case s.kind == setupAgent:
+	case s.kind == setupAgent: // an offer that the server must accept enters a flow
 		syn := trafficTo(s.family, vips[s.family], desired.TCP, packet.SYN)
 		t = wrapped(passed(syn), s.encapsulation, srv6.ConnectForce)
 		t.order = inTurn
@@ -557,8 +591,9 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	return nil
 }
 
-// fillHints has a server of each flow's row accept the flow, and the client answer. Of all servers
-// that say that they have accepted, the balancer believes the first one of the row.
+// fillHints enters flows into the hint table. For each flow, all servers signal that they have
+// accepted it, and then the client answers. One signal would do, but it must come from a server in
+// the flow's row of the candidate table: the balancer believes only those.
 func (r *rig) fillHints(ctx context.Context, h *host, s *setup) error {
 	ack := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
 	ack.order = inTurn

@@ -12,18 +12,21 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// steps are the steps of a balancer's program. enum step of bpf/bench/steps.bpf.c has the same
-// order.
+// steps are the steps of a balancer's program, in order. enum step of bpf/bench/steps.bpf.c has the
+// same order.
 var steps = []string{"parse", "classify", "lookup", "choose", "commit", "encapsulate", "count"}
 
-// newFlow is in front of the steps of a new flow's packet, which has a program of its own.
+// newFlow begins the names of steps for packets of new flows. The programs that end after these
+// steps differ from those for known flows.
 const newFlow = "new-"
 
-// agentSteps are the steps of an agent's program for an offer that the server accepts. enum
-// agent_step of bpf/bench/agent_steps.bpf.c has the same order.
-var agentSteps = []string{"envelope", "vip", "client", "lookup", "socket", "policy", "enter", "deliver"}
+// agentSteps are the steps of an agent's program for an offer that the server accepts, in order.
+// enum agent_step of bpf/bench/agent_steps.bpf.c has the same order.
+var agentSteps = []string{
+	"envelope", "vip", "client", "lookup", "socket", "policy", "enter", "deliver",
+}
 
-// upTo returns the program that ends after a step. Without a step it returns the whole program.
+// upTo returns the program that ends after a step. If step is empty, it returns the whole program.
 func (r *rig) upTo(step string) (_ *ebpf.Program, err error) {
 	if step == "" {
 		return r.program, nil
@@ -34,6 +37,8 @@ func (r *rig) upTo(step string) (_ *ebpf.Program, err error) {
 	return r.steps[step], err
 }
 
+// loadBalancerStep loads a balancer's program that ends after a step. It uses the tables of the
+// rig's balancer.
 func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
 	spec, err := loadSteps()
 	if err != nil {
@@ -50,6 +55,8 @@ func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
 	return r.load(spec, program)
 }
 
+// loadAgentStep loads an agent's program that ends after a step. It uses the tables of the rig's
+// agent, and has the agent's constants.
 func (r *rig) loadAgentStep(step string, constants map[string]any) (*ebpf.Program, error) {
 	spec, err := loadAgentSteps()
 	if err != nil {
@@ -67,8 +74,9 @@ func (r *rig) loadAgentStep(step string, constants map[string]any) (*ebpf.Progra
 	if err != nil {
 		return nil, err
 	}
-	// Each program has its own variables, except those with a section of their own: the compiler
-	// leaves out what a program does not use.
+	// A map whose name begins with a dot has the variables of a section. Both programs have such
+	// sections, but with different variables, because the compiler leaves out those that a program
+	// does not use. So they cannot share them, except for .data.vips, which is the same in both.
 	for name, m := range shared {
 		if strings.HasPrefix(name, ".") && name != ".data.vips" {
 			_ = m.Close()

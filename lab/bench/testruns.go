@@ -17,24 +17,26 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// manyFlows is a number of flows whose entries exceed the caches.
+// manyFlows is a number of flows whose entries need more memory than the caches have.
 const manyFlows = desired.DefaultFlows
 
-// mixServers is the number of servers of the ways HostHashMix and HostInferMix.
+// mixServers is the number of servers on the ways HostHashMix and HostInferMix.
 const mixServers = 1000
 
-// testRuns measures the throughput of several cores by test runs alone. All cores use the tables of
-// one balancer.
+// testRuns measures the throughput of several cores by test runs. On each way, all cores use the
+// tables of one balancer.
 type testRuns struct {
-	known   *rig    // its flow table is full
-	mixed   *rig    // with mixServers servers
-	hosts   []*host // one for each core, as its variables change with every packet
+	known   *rig    // for the ways with known flows; its flow table is full
+	mixed   *rig    // for the ways with new flows; its service has mixServers servers
+	hosts   []*host // one for each core, because a host changes its variables with each packet
 	options *ThroughputOptions
 }
 
-// newTestRuns returns test runs on a filled flow table. If it fails, the caller must also close the
-// returned value.
-func newTestRuns(ctx context.Context, cores int, options *ThroughputOptions) (t *testRuns, err error) {
+// newTestRuns builds the setups and fills the flow table. If it fails, the caller must also close
+// the returned value.
+func newTestRuns(
+	ctx context.Context, cores int, options *ThroughputOptions,
+) (t *testRuns, err error) {
 	t = &testRuns{options: options}
 	for range cores {
 		h, err := newHost()
@@ -55,6 +57,7 @@ func newTestRuns(ctx context.Context, cores int, options *ThroughputOptions) (t 
 	return t, err
 }
 
+// close removes all programs and tables.
 func (t *testRuns) close() (err error) {
 	for _, r := range []*rig{t.known, t.mixed} {
 		if r != nil {
@@ -67,7 +70,8 @@ func (t *testRuns) close() (err error) {
 	return err
 }
 
-// measure returns the total packets per second of the CPUs.
+// measure makes a measurement of a way with one core on each of the CPUs. It returns the sum of
+// their packets per second. It returns an error unless enough packets were of known flows.
 func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, error) {
 	source, err := t.sourceOf(way)
 	if err != nil {
@@ -92,16 +96,17 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 	return rate, err
 }
 
-// source is what the packets of a way are, and what handles them.
+// source describes the packets of a way, and the program that processes them.
 type source struct {
 	rig     *rig
 	program *ebpf.Program // nil: the host program alone
-	traffic traffic
-	known   float64 // the least share of packets of known flows
-	apart   uint64  // how far the first flows of two cores are apart
+	traffic traffic       // of the first core
+	known   float64       // the least share of packets that must be of known flows
+	apart   uint64        // the first flow of a core minus that of the core before
 }
 
-// sourceOf returns the source of a way. It changes the service of the mixes.
+// sourceOf returns the source of a way. For the ways with new flows, it also changes the balancer's
+// service.
 func (t *testRuns) sourceOf(way Way) (*source, error) {
 	s := &source{
 		rig: t.known, program: t.known.program, known: 0.96, apart: 1,
@@ -122,21 +127,24 @@ func (t *testRuns) sourceOf(way Way) (*source, error) {
 	return s, nil
 }
 
-// mix makes a source one of new connections, of which two of three packets are of known flows.
+// mix changes a source to new connections with a placement. Two of three packets are of known
+// flows.
 func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) {
 	serves := usual(ipv6, desired.TCP)
 	serves.placement, serves.servers = placement, mixServers
 	if err := t.mixed.serve(t.hosts[0], serves); err != nil {
 		return nil, err
 	}
-	// Without agents, flows that have ended stay in the table until they are idle for long.
+	// Remove the flows of earlier measurements: without agents, they stay in the table for long.
 	t.mixed.balancer.ForgetFlows()
-	s.rig, s.program, s.known, s.apart = t.mixed, t.mixed.program, 0.6, 1<<31
+	const least, farApart = 0.6, 1 << 31 // no core reaches the flows of the next one
+	s.rig, s.program, s.known, s.apart = t.mixed, t.mixed.program, least, farApart
 	s.traffic.order, s.traffic.first = connections, t.mixed.next
 	return s, nil
 }
 
-// prepare gives every core its packets. Flows at random are the same flows, in different orders.
+// prepare gives each core its packets. If the order of flows is random, all cores have the same
+// flows, and each core has a random order of its own.
 func (t *testRuns) prepare(s *source, cores int) error {
 	for core, h := range t.hosts[:cores] {
 		own := s.traffic
@@ -148,9 +156,11 @@ func (t *testRuns) prepare(s *source, cores int) error {
 	return nil
 }
 
-// runAll runs the hosts at the same time, each on a CPU. It returns the sum of their rates and the
-// number of all packets sent.
-func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packets uint64, err error) {
+// runAll runs a host on each of the CPUs at the same time. It returns the sum of their rates, and
+// the number of all packets.
+func (t *testRuns) runAll(
+	ctx context.Context, cpus []int,
+) (rate float64, packets uint64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
 	}
@@ -169,12 +179,12 @@ func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packet
 	return rate, sum(sent), err
 }
 
-// trialPackets is the number of packets of a trial. The trial determines how many packets take the
-// time of a measurement.
+// trialPackets is the number of packets in a trial, which shows how many packets a measurement
+// needs.
 const trialPackets = 200_000
 
-// runOn sends packets on a CPU for about the given duration. It returns the rate per second of CPU
-// time, and the number of packets.
+// runOn runs the prepared program on a CPU for about the given duration. It returns the packets per
+// second of CPU time, and the number of packets with those of the trial.
 func (h *host) runOn(cpu int, duration time.Duration) (rate float64, sent uint64, err error) {
 	runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
 	var set unix.CPUSet

@@ -32,29 +32,39 @@ import (
 	"github.com/segue-lb/segue/lab/pktgen"
 )
 
-// Way is the path of packets of known flows, after a generator on the same core has sent them
-// through a veth. Each way contains the previous one, so the differences show the cost of each
-// part.
+// Way is a path that packets take in a measurement of throughput. On the network ways, a generator
+// sends packets of known flows through a veth, and the same core processes them. Each network way
+// contains the one before, so the differences show the cost of each part.
 type Way string
 
 // The ways of packets.
 const (
-	Dropped  Way = "dropped"   // on arrival: the generator and the veth alone
-	PassedOn Way = "passed-on" // unchanged through a second veth, and dropped behind it
-	Balanced Way = "balanced"  // as srv6-insert to a server by xdp_lb, and dropped behind the second veth
+	// Dropped packets are dropped behind the first veth. So this is the cost of generator and veth.
+	Dropped Way = "dropped"
+	// PassedOn packets are forwarded unchanged through a second veth, and dropped behind it.
+	PassedOn Way = "passed-on"
+	// Balanced packets are forwarded by xdp_lb with srv6-insert, and dropped behind the second
+	// veth.
+	Balanced Way = "balanced"
 	// BalancedAlike is Balanced with the same flows on all cores. A network card would give each
 	// flow to one core.
 	BalancedAlike Way = "balanced-alike"
 
 	// The other ways are test runs without a network. The cores share only the balancer's tables.
 
-	HostAlone        Way = "host"             // only the program that writes each packet anew
-	HostBalanced     Way = "host-balanced"    // with xdp_lb, 1M entries; all cores have the same flows
-	HostBalancedMany Way = "host-balanced-1M" // all flows of the table on all cores
-	// The packets of new connections: the SYN, a later packet and the FIN (HLB, section VI-F). Each
-	// core has connections of its own, and all go to the same 1000 servers.
-	HostHashMix  Way = "host-mix-hash"  // placement hash
-	HostInferMix Way = "host-mix-infer" // placement infer
+	// HostAlone runs only the host program, which writes each packet anew.
+	HostAlone Way = "host"
+	// HostBalanced runs xdp_lb with a full flow table. All cores have the same flows, which are
+	// few.
+	HostBalanced Way = "host-balanced"
+	// HostBalancedMany is HostBalanced with all flows of the table on all cores.
+	HostBalancedMany Way = "host-balanced-1M"
+	// HostHashMix has the packets of new connections: the SYN, a later packet and the FIN (HLB,
+	// section VI-F). Each core has connections of its own. They go to 1000 servers by placement
+	// hash.
+	HostHashMix Way = "host-mix-hash"
+	// HostInferMix is HostHashMix with placement infer.
+	HostInferMix Way = "host-mix-infer"
 )
 
 var (
@@ -68,17 +78,17 @@ const MinThroughputDuration = 10 * time.Millisecond
 
 // ThroughputOptions are the options of MeasureThroughput.
 type ThroughputOptions struct {
-	Cores    []int          // numbers of cores to compare; default 1 and 2
-	Flows    uint32         // per core; default 1000, at most 2^20
-	Servers  int            // of the service; default 16, at most 256
-	Duration time.Duration  // of each measurement; default 1 s
-	Rounds   int            // of all measurements in turn; default 9
-	Setups   *regexp.Regexp // matches the ways to measure; default all
+	Cores    []int          // the numbers of cores to compare; default 1 and 2
+	Flows    uint32         // the number of flows of each core; default 1000, at most 2^20
+	Servers  int            // the number of servers on the network ways; default 16, at most 256
+	Duration time.Duration  // the length of each measurement; default 1 s
+	Rounds   int            // how often each way is measured; default 9
+	Setups   *regexp.Regexp // matches the names of the ways to measure; default all
 
 	Progress Progress
 }
 
-// Throughput is the total throughput of several cores. Each core has its own generator and queue.
+// Throughput is the total throughput of a number of cores on a way.
 type Throughput struct {
 	Way   Way `json:"way"`
 	Cores int `json:"cores"`
@@ -87,19 +97,21 @@ type Throughput struct {
 	PacketsPerSecond float64 `json:"packets_per_second"`
 	P10              float64 `json:"packets_per_second_p10"`
 	P90              float64 `json:"packets_per_second_p90"`
-	// Mean is the mean over all rounds. The means of cores add up; the medians do not if a core is
-	// sometimes fast and sometimes slow.
+	// Mean is the mean rate of all rounds. Unlike medians, means of several cores add up, even if a
+	// core is sometimes fast and sometimes slow. So speedups are ratios of means.
 	Mean float64 `json:"packets_per_second_mean"`
-	// Lost is the maximum over the rounds of the share of sent packets that found a veth's queue
-	// full.
+	// Lost is the largest share of packets of any round that were lost, because the queue of a veth
+	// was full.
 	Lost float64 `json:"lost"`
 }
 
 // Speedup returns the mean throughput of a number of cores divided by that of one core. It is NaN
-// if either was not measured.
+// if one of the two was not measured.
 func Speedup(results []Throughput, way Way, cores int) float64 {
 	find := func(cores int) float64 {
-		i := slices.IndexFunc(results, func(t Throughput) bool { return t.Way == way && t.Cores == cores })
+		i := slices.IndexFunc(results, func(t Throughput) bool {
+			return t.Way == way && t.Cores == cores
+		})
 		if i < 0 {
 			return math.NaN()
 		}
@@ -108,9 +120,9 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 	return find(cores) / find(1)
 }
 
-// MeasureThroughput measures the packets per second of a balancer on one and on several cores. It
-// builds a network of its own: generators in one namespace, the balancer in a second, and servers
-// that drop all packets in a third. It also makes test runs. It needs root and idle cores.
+// MeasureThroughput measures the packets per second of a balancer on different numbers of cores.
+// For the network ways it has generators in one network namespace, the balancer in a second, and a
+// program that drops all packets in a third. It needs root and idle cores.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
 	ways := options.ways()
@@ -136,6 +148,7 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	}
 	defer func() { err = errors.Join(err, runs.close()) }()
 
+	// The key of both maps is a Throughput with only Way and Cores. order has the keys in order.
 	rates := map[Throughput][]float64{}
 	lost := map[Throughput]float64{}
 	var order []Throughput
@@ -162,7 +175,7 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	return order, nil
 }
 
-// ways returns the ways to measure.
+// ways returns the ways that the options select.
 func (o *ThroughputOptions) ways() (ways []Way) {
 	for _, way := range slices.Concat(networkWays, testRunWays) {
 		if o.Setups == nil || o.Setups.MatchString(string(way)) {
@@ -172,7 +185,11 @@ func (o *ThroughputOptions) ways() (ways []Way) {
 	return ways
 }
 
-func measureWay(ctx context.Context, bed *testbed, runs *testRuns, way Way, cores int) (rate, lost float64, err error) {
+// measureWay makes one measurement. It returns the packets per second, and the share of lost
+// packets.
+func measureWay(
+	ctx context.Context, bed *testbed, runs *testRuns, way Way, cores int,
+) (rate, lost float64, err error) {
 	if slices.Contains(networkWays, way) {
 		return bed.measure(ctx, way, cores)
 	}
@@ -180,6 +197,7 @@ func measureWay(ctx context.Context, bed *testbed, runs *testRuns, way Way, core
 	return rate, 0, err
 }
 
+// setDefaults sets the options that are zero to their defaults.
 func (o *ThroughputOptions) setDefaults() {
 	if len(o.Cores) == 0 {
 		o.Cores = []int{1, 2}
@@ -198,8 +216,11 @@ func (o *ThroughputOptions) setDefaults() {
 	}
 }
 
+// summarize sets the results from the rates of all rounds, and from the largest share of lost
+// packets.
 func (t *Throughput) summarize(rates []float64, lost float64) {
-	t.PacketsPerSecond, t.P10, t.P90 = percentile(rates, 50), percentile(rates, 10), percentile(rates, 90)
+	t.PacketsPerSecond = percentile(rates, 50)
+	t.P10, t.P90 = percentile(rates, 10), percentile(rates, 90)
 	for _, rate := range rates {
 		t.Mean += rate / float64(len(rates))
 	}
@@ -221,21 +242,23 @@ func allowedCPUs() ([]int, error) {
 	return cpus, nil
 }
 
-// testbed consists of generators, a balancer and its servers, each in a namespace. They are
-// connected by veths with a queue for each core.
+// testbed is the network of the network ways, in three namespaces: source, middle and sink. Two
+// veths, with a queue for each core, connect them. Generators send from interface source, the
+// balancer receives on in and sends on out, and a program drops all packets that arrive on
+// interface sink.
 type testbed struct {
 	options  *ThroughputOptions
-	cpus     []int
-	source   *netdev.Namespace // "source" -> "in"
-	middle   *netdev.Namespace // "in", "out"
-	sink     *netdev.Namespace // "out" -> "sink"
-	from     nexthop.Link      // "source"
-	in, out  nexthop.Link
-	to       nexthop.Link // "sink"
+	cpus     []int // one for each core that is used; core n runs on CPU cpus[n]
+	source   *netdev.Namespace
+	middle   *netdev.Namespace
+	sink     *netdev.Namespace
+	from     nexthop.Link // interface source
+	in, out  nexthop.Link // interfaces in and out
+	to       nexthop.Link // interface sink
 	programs throughputObjects
 	balancer *balancer.Rehearsal
-	attached []link.Link
-	instance string
+	attached []link.Link // of programs, except for the one on in
+	instance string      // the balancer's
 }
 
 var throughputVIP = netip.MustParseAddrPort("[2001:db8:80::1]:80")
@@ -260,7 +283,7 @@ func newTestbed(cpus []int, options *ThroughputOptions) (*testbed, error) {
 	if err := b.sink.Do(func() error { return b.attach(b.programs.Sink, b.to.Index) }); err != nil {
 		return b, err
 	}
-	if err := b.steer(); err != nil {
+	if err := b.addBalancer(); err != nil {
 		return b, err
 	}
 	for core := range cpus {
@@ -271,6 +294,7 @@ func newTestbed(cpus []int, options *ThroughputOptions) (*testbed, error) {
 	return b, nil
 }
 
+// connect makes the namespaces and the veths, and reads the properties of the interfaces.
 func (b *testbed) connect() (err error) {
 	for _, ns := range []**netdev.Namespace{&b.source, &b.middle, &b.sink} {
 		if *ns, err = netdev.NewNamespace(); err != nil {
@@ -289,7 +313,10 @@ func (b *testbed) connect() (err error) {
 		namespace *netdev.Namespace
 		name      string
 		link      *nexthop.Link
-	}{{b.source, "source", &b.from}, {b.middle, "in", &b.in}, {b.middle, "out", &b.out}, {b.sink, "sink", &b.to}} {
+	}{
+		{b.source, "source", &b.from}, {b.middle, "in", &b.in},
+		{b.middle, "out", &b.out}, {b.sink, "sink", &b.to},
+	} {
 		err := end.namespace.Do(func() error { return describe(end.name, end.link) })
 		if err != nil {
 			return err
@@ -298,38 +325,46 @@ func (b *testbed) connect() (err error) {
 	return nil
 }
 
-// describe reads the properties of an interface.
+// describe stores the properties of an interface of the calling thread's namespace in out.
 func describe(name string, out *nexthop.Link) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", name, err)
 	}
 	a := l.Attrs()
-	*out = nexthop.Link{Index: a.Index, Name: name, Type: l.Type(), MAC: [6]byte(a.HardwareAddr), MTU: a.MTU}
+	*out = nexthop.Link{
+		Index: a.Index, Name: name, Type: l.Type(), MAC: [6]byte(a.HardwareAddr), MTU: a.MTU,
+	}
 	return nil
 }
 
+// attach attaches an XDP program natively to an interface, until the testbed is closed.
 func (b *testbed) attach(program *ebpf.Program, ifindex int) error {
-	l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: ifindex, Flags: link.XDPDriverMode})
+	l, err := link.AttachXDP(link.XDPOptions{
+		Program: program, Interface: ifindex, Flags: link.XDPDriverMode,
+	})
 	if err == nil {
 		b.attached = append(b.attached, l)
 	}
 	return err
 }
 
-// steer adds a balancer in the middle namespace.
-func (b *testbed) steer() (err error) {
-	if b.balancer, err = balancer.NewRehearsal(b.config(), desired.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
+// addBalancer makes a balancer, without a daemon, and attaches it in the middle namespace.
+func (b *testbed) addBalancer() (err error) {
+	quiet := slog.New(slog.DiscardHandler)
+	if b.balancer, err = balancer.NewRehearsal(b.config(), desired.Secrets{}, quiet); err != nil {
 		return err
 	}
 	hop := nexthop.Hop{MAC: b.to.MAC, Link: b.out}
 	return b.middle.Do(func() error { return b.balancer.Attach([]nexthop.Link{b.in}, hop) })
 }
 
+// config returns the configuration of the balancer. Its flows do not time out during a measurement.
 func (b *testbed) config() *desired.Balancer {
 	web := desired.Service{
-		Name: "web", VIP: throughputVIP.Addr(), Port: desired.Port(throughputVIP.Port()), Protocol: desired.TCP,
-		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
+		Name: "web", VIP: throughputVIP.Addr(), Port: desired.Port(throughputVIP.Port()),
+		Protocol: desired.TCP, Placement: desired.PlacementHash,
+		Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
 		Candidates: 3, Generations: 3, Buckets: 65537,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
@@ -342,9 +377,11 @@ func (b *testbed) config() *desired.Balancer {
 	}
 	return &desired.Balancer{
 		Node: desired.BalancerNode{
-			Instance: b.instance, Interface: b.in.Name, Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
+			Instance: b.instance, Interface: b.in.Name,
+			Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Limits: desired.Limits{
-				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // room for nearly all
+				// A table of twice the size has room for nearly all flows.
+				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))),
 				Servers: uint32(b.options.Servers),
 			},
 		},
@@ -359,7 +396,8 @@ func (b *testbed) close() error {
 		errs = append(errs, l.Close())
 	}
 	if b.balancer != nil {
-		errs = append(errs, b.balancer.Close(), b.middle.Do(func() error { return dataplane.Detach(b.instance) }))
+		errs = append(errs, b.balancer.Close(),
+			b.middle.Do(func() error { return dataplane.Detach(b.instance) }))
 	}
 	if b.programs.Sink != nil {
 		errs = append(errs, b.programs.Close())
@@ -372,14 +410,14 @@ func (b *testbed) close() error {
 	return errors.Join(errs...)
 }
 
-// packets returns the packets of the flows of a core. With alike, it returns those of the first
-// core.
+// packets returns the configuration of a core's generator. It sends packets of the core's own flows
+// or, with alike, of the flows of core 0.
 func (b *testbed) packets(core int, alike bool) pktgen.Config {
-	number := byte(core)
+	owner := byte(core) // of the flows
 	if alike {
-		number = 0
+		owner = 0
 	}
-	source := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 5: 0x0f, 7: number})
+	source := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 5: 0x0f, 7: owner})
 	return pktgen.Config{
 		Kind: pktgen.ACK, Flows: b.options.Flows,
 		Sources: netip.PrefixFrom(source, 64), Destination: throughputVIP,
@@ -387,7 +425,8 @@ func (b *testbed) packets(core int, alike bool) pktgen.Config {
 	}
 }
 
-// enterFlows enters and confirms all flows of a core.
+// enterFlows sends two packets of each flow of a core: the first enters the flow into the flow
+// table, and the second confirms it.
 func (b *testbed) enterFlows(core int) error {
 	for _, kind := range []pktgen.Kind{pktgen.SYN, pktgen.ACK} {
 		cfg := b.packets(core, false)
@@ -399,11 +438,13 @@ func (b *testbed) enterFlows(core int) error {
 	return nil
 }
 
-// rotate makes another CPU the first, because CPUs can differ.
+// rotate gives each core another CPU. So, over the rounds, measurements of one core use all CPUs,
+// which may differ.
 func (b *testbed) rotate() {
 	b.cpus = append(b.cpus[1:], b.cpus[0])
 }
 
+// generate runs a new generator in the source namespace.
 func (b *testbed) generate(ctx context.Context, cfg pktgen.Config) (pktgen.Result, error) {
 	g, err := pktgen.New(cfg)
 	if err != nil {
@@ -413,6 +454,7 @@ func (b *testbed) generate(ctx context.Context, cfg pktgen.Config) (pktgen.Resul
 	return b.run(ctx, g)
 }
 
+// run runs a generator in the source namespace.
 func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.Result, err error) {
 	err = b.source.Do(func() (err error) {
 		result, err = g.Run(ctx)
@@ -421,11 +463,11 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// take makes packets take a way.
+// take replaces the program on interface in by that of a way.
 func (b *testbed) take(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)
-	if program == nil {
+	if program == nil { // the balancer's own program
 		pinned, err := ebpf.LoadPinnedProgram(filepath.Join(dir, datapath.BalancerProgram), nil)
 		if err != nil {
 			return err

@@ -14,20 +14,21 @@ import (
 	"github.com/segue-lb/segue/lab/pktgen"
 )
 
-// startTime bounds the time that generators take to start, one after the other.
+// startTime is more than the time between the start of the first generator and that of the last.
 const startTime = 300 * time.Millisecond
 
-// mostAttempts is the number of attempts of a measurement when the estimated rate was much too low.
+// mostAttempts is how often a measurement is tried, if the generators ended too early because the
+// estimated rate was much too low.
 const mostAttempts = 3
 
-// measure returns the packets per second of a way, and the share of sent packets that did not
-// arrive.
+// measure makes a measurement of a network way. It returns the packets per second, and the share of
+// sent packets that did not arrive.
 func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost float64, err error) {
 	if err := b.take(way); err != nil {
 		return 0, 0, err
 	}
-	// Estimate the rate first. Then send the packets of a much longer time than the measurement,
-	// because rates vary and generators must not end before the measurement does.
+	// All generators must send until the end of the measurement. So estimate the rate first, and
+	// then send the packets of three times the measurement's duration, because rates vary.
 	estimate, err := b.estimate(ctx)
 	if err != nil {
 		return 0, 0, err
@@ -44,7 +45,8 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 }
 
 // estimate returns the packets per second of a short trial, more than 0. On a busy machine, the
-// time of a trial can be over before it begins. Then the next one has twice the time.
+// trial may be over before the generator has sent a packet. Then estimate makes a trial of twice
+// the time.
 func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
 	const longest = 30 * time.Second
 	for duration := 200 * time.Millisecond; duration < longest; duration *= 2 {
@@ -61,8 +63,11 @@ func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
 	return 0, fmt.Errorf("the generator sent no packet within %s", longest/2)
 }
 
-// attempt makes a measurement with count packets from each generator.
-func (b *testbed) attempt(ctx context.Context, way Way, cores int, count uint64) (rate, lost float64, err error) {
+// attempt makes a measurement in which each generator sends count packets. It returns errEarly if a
+// generator ended too early.
+func (b *testbed) attempt(
+	ctx context.Context, way Way, cores int, count uint64,
+) (rate, lost float64, err error) {
 	known, err := b.known()
 	if err != nil {
 		return 0, 0, err
@@ -85,11 +90,13 @@ func (b *testbed) attempt(ctx context.Context, way Way, cores int, count uint64)
 	return rate, lost, err
 }
 
-// sample lets generators send count packets each. It returns the rate at which packets arrive while
-// all generators send.
-func (b *testbed) sample(ctx context.Context, before []uint64, count uint64, cores int, alike bool) (rate float64, err error) {
+// sample lets each core's generator send count packets. It returns the rate at which packets arrive
+// while all generators send. before has the arrivals so far.
+func (b *testbed) sample(
+	ctx context.Context, before []uint64, count uint64, cores int, alike bool,
+) (rate float64, err error) {
 	group, ctx := errgroup.WithContext(ctx)
-	ended, cancel := context.WithCancel(ctx) // when the first generator has ended
+	allSend, cancel := context.WithCancel(ctx) // ends with the first generator that ends
 	defer cancel()
 	var generators []*pktgen.Generator
 	for core := range cores {
@@ -110,16 +117,16 @@ func (b *testbed) sample(ctx context.Context, before []uint64, count uint64, cor
 		})
 	}
 	group.Go(func() (err error) {
-		rate, err = b.watch(ended, before, cores)
+		rate, err = b.watch(allSend, before, cores)
 		return err
 	})
 	err = group.Wait()
 	return rate, err
 }
 
-// watch measures the rate of arrivals from the time at which packets of all cores arrive. The
-// context must not end before the measurement. watch sleeps as long as possible, because the cores
-// are busy.
+// watch waits until packets arrive on all cores, and then measures the rate of arrivals for the
+// duration of a measurement. It returns errEarly if the context ends before. In the meantime it
+// sleeps, so that it takes no CPU time from the generators.
 func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float64, error) {
 	first, start, err := b.awaitFlow(ctx, before, cores)
 	if err != nil {
@@ -138,10 +145,14 @@ func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float6
 	return float64(sum(now)-sum(first)) / elapsed.Seconds(), err
 }
 
+// errEarly is the error if a generator ended before the end of the measurement.
 var errEarly = errors.New("the generators ended before enough was seen of them")
 
-// awaitFlow returns when packets arrive on that many cores, with the arrivals so far.
-func (b *testbed) awaitFlow(ctx context.Context, before []uint64, cores int) (first []uint64, start time.Time, err error) {
+// awaitFlow returns when packets arrive on the given number of cores. It returns the arrivals until
+// then, and the time.
+func (b *testbed) awaitFlow(
+	ctx context.Context, before []uint64, cores int,
+) (first []uint64, start time.Time, err error) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -157,11 +168,11 @@ func (b *testbed) awaitFlow(ctx context.Context, before []uint64, cores int) (fi
 	}
 }
 
-// strays is more than the number of frames that the host itself sends while a generator starts,
-// such as neighbour solicitations.
+// strays is more than the number of frames that the host itself sends on a CPU while a generator
+// starts, such as neighbour solicitations.
 const strays = 100
 
-// flowing returns the number of CPUs on which a generator's packets have arrived.
+// flowing returns the number of CPUs on which packets of a generator have arrived.
 func flowing(before, now []uint64) (cpus int) {
 	for cpu := range now {
 		if now[cpu] > before[cpu]+strays {
@@ -179,6 +190,7 @@ func (b *testbed) arrivals() (perCPU []uint64, err error) {
 	return perCPU, nil
 }
 
+// sum adds up counts.
 func sum(counts []uint64) (total uint64) {
 	for _, n := range counts {
 		total += n
@@ -193,17 +205,19 @@ func (b *testbed) known() (uint64, error) {
 		return 0, err
 	}
 	defer view.Close()
-	return view.Count("forward_known")
+	return view.Count(reasonKnown)
 }
 
-// requireKnown returns an error unless nearly all packets that arrived were of known flows.
-// Otherwise the measured throughput would be that of other packets.
+// requireKnown returns an error unless nearly all packets that arrived were of known flows: the
+// measured throughput must be that of known flows. before is the result of known before the
+// measurement, and arrived the number of packets that have arrived since.
 func (b *testbed) requireKnown(before, arrived uint64) error {
 	now, err := b.known()
 	if err != nil {
 		return err
 	}
-	if float64(now-before) < 0.99*float64(arrived) {
+	const least = 0.99
+	if float64(now-before) < least*float64(arrived) {
 		return fmt.Errorf("of %d packets %d were of known flows", arrived, now-before)
 	}
 	return nil

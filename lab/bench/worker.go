@@ -17,14 +17,14 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// The worker protocol. A comparison of two builds (Compare) starts one worker process of each
-// build, `segue-lab bench worker`, and exchanges JSON objects with it over pipes, one object per
-// line. The worker first sends a hello. Then it answers one request after the other until its input
-// ends. It then removes everything that it has loaded, and ends. Lines of progress may precede the
-// answer to a long request.
+// The worker protocol. A comparison of two builds (Compare) starts a worker process of each build,
+// `segue-lab bench worker`. Both sides send JSON objects over pipes, one object in each line. The
+// worker first sends a hello. Then it answers one request after the other. Before the answer, it
+// may send lines of progress. When its input ends, it removes everything that it has loaded, and
+// ends.
 
-// workerProtocol is the version of the protocol. It changes when a worker of the previous version
-// would misread a request, or a comparison the worker's answers.
+// workerProtocol is the version of the protocol. It must change when the present version could
+// misread the requests or answers of the previous version, or the other way around.
 const workerProtocol = 1
 
 // workerArguments are the command-line arguments of a worker.
@@ -32,38 +32,38 @@ var workerArguments = []string{"bench", "worker"}
 
 // hello is the first line that a worker sends.
 type hello struct {
-	// Protocol is workerProtocol. Its key distinguishes workers from other programs that write
-	// JSON.
+	// Protocol is workerProtocol. By its key in JSON, a comparison recognises a worker among
+	// programs that write JSON.
 	Protocol int           `json:"segue_bench_worker"`
 	Build    version.Build `json:"build"`
 }
 
-// request has exactly one field that is set.
+// request is a request to a worker. Exactly one of its fields is set.
 type request struct {
 	Prepare *prepareRequest `json:"prepare,omitempty"`
 	Run     *runRequest     `json:"run,omitempty"`
 }
 
 // prepareRequest asks the worker to build the tables and programs of cases. It is the first
-// request, and is sent once.
+// request, and is sent only once. Flows and Room are those of PacketOptions.
 type prepareRequest struct {
 	Flows []uint32 `json:"flows"`
 	Room  uint32   `json:"room"`
-	Case  string   `json:"case"` // a regular expression; "": all cases of the build's own data path
+	Case  string   `json:"case"` // a regular expression for names; "": base cases and isDataPath
 }
 
 // runRequest asks for one measurement of a case.
 type runRequest struct {
-	Case    int    `json:"case"` // its index in the answer to prepare
+	Case    int    `json:"case"` // the index of the case in the answer to prepareRequest
 	Packets uint32 `json:"packets"`
 }
 
 // answer is a line that a worker sends after its hello.
 type answer struct {
-	Progress string       `json:"progress,omitempty"` // the request is still being processed
-	Error    string       `json:"error,omitempty"`    // the request failed
-	Cases    []workerCase `json:"cases,omitempty"`    // answer to prepare
-	Cost     *workerCost  `json:"cost,omitempty"`     // answer to run
+	Progress string       `json:"progress,omitempty"` // if it is set, this is not the answer yet
+	Error    string       `json:"error,omitempty"`    // why the request failed
+	Cases    []workerCase `json:"cases,omitempty"`    // in the answer to prepareRequest
+	Cost     *workerCost  `json:"cost,omitempty"`     // in the answer to runRequest
 }
 
 // CaseName identifies a case in both builds.
@@ -74,6 +74,7 @@ type CaseName struct {
 	Flows         uint32                `json:"flows"`
 }
 
+// String returns the name in words.
 func (n CaseName) String() string {
 	words := []string{n.Case, n.Family}
 	if n.Encapsulation != "" {
@@ -82,6 +83,7 @@ func (n CaseName) String() string {
 	return fmt.Sprintf("%s, %d flows", strings.Join(words, ", "), n.Flows)
 }
 
+// isBase does the same as benchCase.isBase.
 func (n CaseName) isBase() bool { return n.Case == caseNull || n.Case == caseFloor }
 
 // workerCase is a case that a worker has prepared.
@@ -90,10 +92,11 @@ type workerCase struct {
 	Program programIdentity `json:"program"`
 }
 
-// programIdentity is equal for two programs with the same instructions.
+// programIdentity identifies the instructions of a program. It is equal for two programs with the
+// same instructions.
 type programIdentity struct {
-	// Instructions is the number of instructions that remain after the kernel has removed
-	// unreachable ones.
+	// Instructions is the number of instructions, without those that the kernel has removed because
+	// they are unreachable.
 	Instructions int `json:"instructions"`
 	// Tag is the kernel's digest of all instructions as they were loaded (bpf_prog_info.tag).
 	Tag string `json:"tag"`
@@ -105,7 +108,7 @@ type workerCost struct {
 	Instructions float64 `json:"instructions"` // executed; 0 if the processor does not count them
 }
 
-// worker measures cases of this build one at a time, on request of another process.
+// worker measures cases of this build, on request of another process.
 type worker struct {
 	host  *host
 	rigs  map[setup]*rig
@@ -113,9 +116,10 @@ type worker struct {
 	out   *json.Encoder
 }
 
-// ServeWorker answers the requests of a comparison of builds until the input ends. The answer to a
-// failed request contains the error. ServeWorker itself fails if a request is malformed, if too
-// many packets were not of the kind that their case measures, or if tables cannot be removed.
+// ServeWorker answers the requests of a comparison of builds until the input ends. If a request
+// fails, the answer has the error. ServeWorker itself returns an error if a request is malformed,
+// if too many packets were not of the kind that their case measures, or if something cannot be
+// removed.
 func ServeWorker(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	w := &worker{rigs: map[setup]*rig{}, out: json.NewEncoder(out)}
 	if err := w.out.Encode(hello{workerProtocol, version.Read()}); err != nil {
@@ -142,6 +146,7 @@ func ServeWorker(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	}
 }
 
+// handle returns the answer to a request.
 func (w *worker) handle(ctx context.Context, r *request) (answer, error) {
 	if err := ctx.Err(); err != nil {
 		return answer{}, err
@@ -155,6 +160,7 @@ func (w *worker) handle(ctx context.Context, r *request) (answer, error) {
 	return answer{}, errors.New("a request of no known kind")
 }
 
+// prepare builds the tables and programs of the requested cases.
 func (w *worker) prepare(ctx context.Context, r *prepareRequest) (a answer, err error) {
 	if w.host != nil {
 		return a, errors.New("the cases are prepared already")
@@ -180,6 +186,7 @@ func (w *worker) prepare(ctx context.Context, r *prepareRequest) (a answer, err 
 	return a, nil
 }
 
+// chooseCases returns the requested cases.
 func (r *prepareRequest) chooseCases() ([]benchCase, error) {
 	o := PacketOptions{Flows: r.Flows, Room: r.Room}
 	if r.Case != "" {
@@ -199,16 +206,18 @@ func (r *prepareRequest) chooseCases() ([]benchCase, error) {
 	return chosen, nil
 }
 
-// isDataPath tells whether the case measures a whole program of the product.
+// isDataPath tells whether the case measures a whole program of a balancer or agent: not a program
+// that ends after a step, and not the reference program.
 func (c *benchCase) isDataPath() bool {
 	return (c.setup.kind == setupBalancer || c.setup.kind == setupAgent) && c.step == ""
 }
 
+// caseName returns the name of the case for a comparison.
 func (c *benchCase) caseName() CaseName {
 	return CaseName{c.name, string(c.family), c.encapsulation, c.flows}
 }
 
-// programMeasured returns the program under test. If there is none, it returns the host program.
+// programMeasured returns the program under test, or the host program if there is none.
 func (m *measured) programMeasured(h *host) *ebpf.Program {
 	if m.program == nil {
 		return h.objects.XdpHost
@@ -216,6 +225,7 @@ func (m *measured) programMeasured(h *host) *ebpf.Program {
 	return m.program
 }
 
+// identify returns the identity of a program.
 func identify(program *ebpf.Program) (id programIdentity, err error) {
 	info, err := program.Info()
 	if err != nil {
@@ -229,6 +239,7 @@ func identify(program *ebpf.Program) (id programIdentity, err error) {
 	return programIdentity{size / instructionSize, info.Tag}, nil
 }
 
+// run makes one measurement of a case.
 func (w *worker) run(r *runRequest) (a answer, err error) {
 	if r.Case < 0 || r.Case >= len(w.cases) {
 		return a, fmt.Errorf("case %d: there are %d", r.Case, len(w.cases))
@@ -245,8 +256,7 @@ func (w *worker) run(r *runRequest) (a answer, err error) {
 	return a, nil
 }
 
-// check returns an error unless the packets of all measurements were of the kind that their case
-// measures.
+// check returns an error if too many packets were not of the kind that their case measures.
 func (w *worker) check() error {
 	for _, m := range w.cases {
 		if m.sent == 0 {
@@ -259,6 +269,7 @@ func (w *worker) check() error {
 	return nil
 }
 
+// close removes all programs and tables.
 func (w *worker) close() (err error) {
 	for _, r := range w.rigs {
 		err = errors.Join(err, r.close())

@@ -21,26 +21,27 @@ import (
 )
 
 const (
-	// helloDeadline bounds the time until a process sends its hello. A worker needs only the time
-	// of its start.
+	// helloDeadline is the longest time until a process sends its hello. A worker sends it as soon
+	// as it has started.
 	helloDeadline = 30 * time.Second
-	// endDeadline bounds the time that a worker may take to end on request.
+	// endDeadline is the longest time that a process may take to end when it should. Then it is
+	// killed.
 	endDeadline = 30 * time.Second
 )
 
-// workerClient is the comparison's side of a worker process.
+// workerClient sends requests to a worker process.
 type workerClient struct {
-	name    string // for errors: the old or the new build
+	name    string // of the build, for messages: old or new
 	build   version.Build
 	command *exec.Cmd
-	in      io.WriteCloser
-	out     *json.Decoder
-	stderr  bytes.Buffer // what the process wrote to standard error
-	cases   map[CaseName]int
+	in      io.WriteCloser   // for requests
+	out     *json.Decoder    // of answers
+	stderr  bytes.Buffer     // what the process has written to standard error
+	cases   map[CaseName]int // the index of each prepared case
 }
 
-// startWorker starts an executable as a worker on a CPU, and waits for its hello. The end of the
-// context ends the process.
+// startWorker starts an executable as a worker on a CPU, and waits for its hello. The process is
+// ended when the context ends.
 func startWorker(ctx context.Context, name, executable string, cpu int) (*workerClient, error) {
 	w := &workerClient{name: name}
 	w.command = exec.CommandContext(ctx, executable, workerArguments...)
@@ -61,19 +62,19 @@ func startWorker(ctx context.Context, name, executable string, cpu int) (*worker
 	}
 	if err := w.greet(executable); err != nil {
 		_ = w.command.Process.Kill()
-		_ = w.in.Close() // in case its child processes hold the pipe, which would keep Wait waiting
+		_ = w.in.Close() // otherwise Wait could wait for child processes that hold the pipe
 		_ = w.command.Wait()
 		return nil, w.withOutput(errors.Join(err, ctx.Err()))
 	}
 	return w, nil
 }
 
-// startOnCPU starts a process whose threads all run on one CPU. Two workers that run in turn then
-// have the same caches and share the CPU with the same processes.
+// startOnCPU starts a process whose threads all run on one CPU. So two workers that run in turn use
+// the same caches, and share the CPU with the same processes.
 func startOnCPU(command *exec.Cmd, cpu int) error {
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends here, with its affinity
+		runtime.LockOSThread() // never unlocked, so that the thread ends here, with its affinity
 		var set unix.CPUSet
 		set.Set(cpu)
 		err := unix.SchedSetaffinity(0, &set)
@@ -87,7 +88,8 @@ func startOnCPU(command *exec.Cmd, cpu int) error {
 	return <-started
 }
 
-// greet reads the hello. A program other than a worker ends, writes something else, or is silent.
+// greet reads the hello. It returns an error if the process is not a worker of this protocol: such
+// a process ends, writes something else, or is silent.
 func (w *workerClient) greet(executable string) error {
 	silent := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
 	var first hello
@@ -97,8 +99,8 @@ func (w *workerClient) greet(executable string) error {
 			executable, helloDeadline)
 	}
 	if err != nil || first.Protocol == 0 {
-		return fmt.Errorf("%s has no `bench worker`: it is not segue-lab, or a build from before --against",
-			executable)
+		return fmt.Errorf("%s has no `bench worker`: it is not segue-lab, or a build from before "+
+			"--against", executable)
 	}
 	if first.Protocol != workerProtocol {
 		return fmt.Errorf("%s speaks version %d of the worker protocol, this build version %d: "+
@@ -109,7 +111,8 @@ func (w *workerClient) greet(executable string) error {
 	return nil
 }
 
-// withOutput adds to the error the process's standard error output, after the process has ended.
+// withOutput returns an error with the text that the process has written to standard error. The
+// process must have ended.
 func (w *workerClient) withOutput(err error) error {
 	if said := strings.TrimSpace(w.stderr.String()); said != "" {
 		return fmt.Errorf("%w (it wrote: %s)", err, said)
@@ -117,7 +120,7 @@ func (w *workerClient) withOutput(err error) error {
 	return err
 }
 
-// call sends a request and waits for the answer.
+// call sends a request and waits for the answer. Meanwhile it passes on the worker's progress.
 func (w *workerClient) call(r request, progress Progress) (answer, error) {
 	err := json.NewEncoder(w.in).Encode(r)
 	for err == nil {
@@ -164,8 +167,8 @@ func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	return *a.Cost, nil
 }
 
-// close ends the worker, and waits until it has removed its tables. The error includes errors that
-// the worker found in its measurements.
+// close ends the worker, and waits until it has removed its programs and tables. It returns the
+// error of ServeWorker, which also tells of measurements of the wrong packets.
 func (w *workerClient) close() error {
 	_ = w.in.Close() // it may have ended already
 	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })

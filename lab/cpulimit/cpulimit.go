@@ -19,30 +19,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel gives a group its CPU time anew in each period (CFS bandwidth control). A short period
-// makes a group look like a slow CPU, and not like one that stands still now and then.
+// period is the period of CFS bandwidth control: in each period, the kernel lets a group run until
+// it has used its quota. The shorter the period, the more a limited group behaves like one on a
+// slow CPU. In a long period, it would run at full speed and then stand still.
 const period = 10 * time.Millisecond
 
-// A limit is a number of CPUs from Min to Max. The kernel's smallest quota in a period is 1 ms.
+// A limit is a number of CPUs from Min to Max. Min is the kernel's smallest quota, 1 ms, in a
+// period.
 const (
 	Min = 0.1
 	Max = 1024.0
 )
 
-// A set competes with other programs as a whole. It has the weight of a hundred of them, so that
-// its groups get the CPU time of their limits on a busy machine, too.
+// The weight of a set of groups. The set as a whole competes with the other programs of the
+// machine. It has a hundred times the weight of a program, so that its groups reach their limits on
+// a busy machine, too.
 const (
-	weightV1 = "102400" // a program has 1024
-	weightV2 = "10000"  // a program has 100
+	weightV1 = "102400" // in version 1; a program has 1024
+	weightV2 = "10000"  // in version 2; a program has 100
 )
 
-// Hierarchy is the hierarchy of control groups that has the controller of CPU time.
+// Hierarchy is the hierarchy of control groups that can limit CPU time.
 type Hierarchy struct {
 	root string // where it is mounted
 	v2   bool
 }
 
-// ErrNone is the error of Find on a machine without the controller.
+// ErrNone is the error of Find on a machine without such a hierarchy.
 var ErrNone = errors.New("no control groups for CPU time are mounted, " +
 	"neither version 1 with the controller cpu, nor version 2")
 
@@ -55,8 +58,8 @@ func Find() (Hierarchy, error) {
 	return find(string(mounts))
 }
 
-// find finds the hierarchy in a mount table in the form of /proc/self/mounts. Version 2 lacks the
-// controllers that are mounted as version 1.
+// find finds the hierarchy in a mount table in the form of /proc/self/mounts. It prefers version 1
+// with the controller cpu: if that is mounted, version 2 does not have the controller.
 func find(mounts string) (Hierarchy, error) {
 	unified := ""
 	for line := range strings.Lines(mounts) {
@@ -77,8 +80,8 @@ func find(mounts string) (Hierarchy, error) {
 	return Hierarchy{root: unified, v2: true}, nil
 }
 
-// Create makes a group in a set of groups, and the set if it does not exist. The processes of the
-// group together get at most the CPU time of a number of CPUs.
+// Create makes a group in a set of groups. It also makes the set, if it does not exist. All
+// processes of the group together get at most the CPU time of the given number of CPUs.
 func (h Hierarchy) Create(set, group string, cpus float64) error {
 	parent, dir := filepath.Join(h.root, set), filepath.Join(h.root, set, group)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -93,7 +96,8 @@ func (h Hierarchy) Create(set, group string, cpus float64) error {
 			write(dir, "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)),
 		)
 	}
-	// A group has the files of a controller after its parent has enabled the controller.
+	// In version 2, a group has the files of a controller only if its parent has enabled the
+	// controller. So enable it from the root on.
 	return errors.Join(
 		write(h.root, "cgroup.subtree_control", "+cpu"),
 		write(parent, "cpu.weight", weightV2),
@@ -112,18 +116,19 @@ func write(dir, file, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Command returns a command that enters a group and then becomes the given command. So all
-// processes of the command are in the group from their start on.
+// Command returns a command that enters a group and then replaces itself by the given command. So
+// all processes of the given command are in the group from their start.
 func (h Hierarchy) Command(set, group string, command []string) []string {
 	processes := filepath.Join(h.root, set, group, "cgroup.procs")
 	return append([]string{"/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, processes}, command...)
 }
 
-// patience is how long to wait until the kernel no longer counts processes that have ended.
+// patience is how long Remove waits for the kernel, which may still count processes that have
+// ended.
 const patience = 10 * time.Second
 
-// Remove removes a set with all of its groups, whose processes have ended. It returns nil if the
-// set does not exist.
+// Remove removes a set with all of its groups. All of their processes must have ended. It returns
+// nil if the set does not exist.
 func (h Hierarchy) Remove(set string) error {
 	groups, err := filepath.Glob(filepath.Join(h.root, set, "*", "cgroup.procs"))
 	if err != nil {
@@ -137,6 +142,8 @@ func (h Hierarchy) Remove(set string) error {
 	return remove(filepath.Join(h.root, set))
 }
 
+// remove removes the directory of a group. It tries again while the kernel reports that the group
+// is busy.
 func remove(dir string) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		err := os.Remove(dir)

@@ -15,15 +15,16 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Constant arrivals have equal gaps, Rate a second. The first one arrives at 0.
+// Constant arrivals come at equal intervals, Rate per second. The first one comes at time 0.
 type Constant struct{ Rate float64 }
 
 // Start implements sim.Arrivals.
 func (c Constant) Start(*sim.Rand) (sim.Source, error) { return &constantSource{rate: c.Rate}, nil }
 
+// constantSource is a sequence of Constant arrivals.
 type constantSource struct {
 	rate   float64
-	number float64
+	number float64 // of arrivals so far
 }
 
 func (s *constantSource) Next() (next sim.Arrival, ok bool) {
@@ -34,8 +35,9 @@ func (s *constantSource) Next() (next sim.Arrival, ok bool) {
 
 func (s *constantSource) Close() error { return nil }
 
-// Trace is the arrivals of a file. Its queries must be request targets (RFC 9112, section 3.2.1) or
-// URLs, of which the request target is used.
+// Trace returns the arrivals in a trace file. Each query in the file must be a URL or a request
+// target (RFC 9112, section 3.2.1). Of a URL, only the request target is used. speed is how many
+// times faster than in the file the arrivals come.
 func Trace(file string, format sim.TraceFormat, speed float64) sim.Trace {
 	return sim.Trace{
 		File: file, Format: format, Speed: speed,
@@ -45,13 +47,14 @@ func Trace(file string, format sim.TraceFormat, speed float64) sim.Trace {
 
 const day = 24 * time.Hour
 
-// Day is a curve of the rate by time of day. It repeats every day.
+// Day is a curve of the rate that follows the time of day, and repeats every day.
 type Day struct {
-	// Length is how long a day lasts in the test: with 1m, a minute stands for 24 hours.
+	// Length is how long a day of the curve lasts in the run: with 1m, a minute stands for 24
+	// hours.
 	Length time.Duration
-	// Start is the time of day at which the test starts, from 0 to 24 h.
+	// Start is the time of day at which the run starts, from 0 to 24 h.
 	Start time.Duration
-	// Curve is the factor by time of day, in seconds.
+	// Curve is the factor of the rate, by the time of day in seconds.
 	Curve sim.Curve
 }
 
@@ -64,18 +67,18 @@ func (d Day) Factor(at float64) float64 {
 // Max implements sim.Curve.
 func (d Day) Max() float64 { return d.Curve.Max() }
 
-// Sine is the curve of a day that is lowest at 06:00, with a factor of 1 - amplitude, and highest
-// at 18:00, with 1 + amplitude. The amplitude is from 0 to 1.
+// Sine returns a curve of a day. Its factor is lowest at 06:00, where it is 1 - amplitude, and
+// highest at 18:00, where it is 1 + amplitude. The amplitude is from 0 to 1.
 func Sine(amplitude float64) sim.Curve {
 	return sim.Diurnal{
 		Period: day.Seconds(), Amplitude: amplitude, Phase: day.Seconds() / 2,
 	}
 }
 
-// ReadCurve reads the curve of a day from a file. Each line has a time of day and a factor, 0 or
-// more, with blanks between: "06:30 0.55". Times ascend. Between two lines, and from the last line
-// to the first one of the next day, the factor follows a straight line. Empty lines and lines that
-// begin with # are ignored.
+// ReadCurve reads the curve of a day from a file. Each line has a time of day and a factor of 0 or
+// more, with blanks between them: "06:30 0.55". Times ascend. Between two lines the factor follows
+// a straight line, also between the last line and the first one on the next day. Empty lines and
+// lines that begin with # are ignored.
 func ReadCurve(name string) (sim.Curve, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -124,7 +127,8 @@ func parsePoint(line string) (point sim.Point, problem string) {
 	return sim.Point{At: at.Seconds(), Factor: factor}, ""
 }
 
-// aroundMidnight adds the last point of the day before and the first one of the day after.
+// aroundMidnight returns the points with two more: the last point on the day before, and the first
+// point on the day after. So the curve is defined from midnight to midnight.
 func aroundMidnight(points sim.Points) sim.Points {
 	before, after := points[len(points)-1], points[0]
 	before.At -= day.Seconds()

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostInPrefix is the largest number of addresses in a prefix of client addresses.
+// mostInPrefix is the largest number of addresses that a prefix of client addresses can have.
 const mostInPrefix = 1024
 
-// ParseClients reads client addresses: each text is an address of this host, or a prefix, which
-// stands for all addresses of this host in the prefix. An address is one of the host if the host's
-// routing tables say that it is local. So a local route makes many addresses at once:
-// "ip route add local 2001:db8:c::100/120 dev lo". All must be of one family.
+// ParseClients reads client addresses. Each text is an address of this host, or a prefix, which
+// stands for all addresses of this host in the prefix. An address is one of this host if it has a
+// local route. So one route makes many addresses: "ip route add local 2001:db8:c::100/120 dev lo".
+// All addresses must be of one family.
 func ParseClients(texts []string) (addresses []netip.Addr, err error) {
 	for _, text := range texts {
 		found, err := parseClient(text)
@@ -35,6 +35,7 @@ func ParseClients(texts []string) (addresses []netip.Addr, err error) {
 	return addresses, nil
 }
 
+// parseClient reads one address or prefix.
 func parseClient(text string) ([]netip.Addr, error) {
 	if address, err := netip.ParseAddr(text); err == nil && address.Zone() == "" {
 		address = address.Unmap()
@@ -47,7 +48,8 @@ func parseClient(text string) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, errors.New("must be an address or a prefix, such as 2001:db8:c::100/120")
 	}
-	if 1<<min(prefix.Addr().BitLen()-prefix.Bits(), 30) > mostInPrefix {
+	const mostBits = 30 // more would overflow; 30 are too many already
+	if 1<<min(prefix.Addr().BitLen()-prefix.Bits(), mostBits) > mostInPrefix {
 		return nil, fmt.Errorf("must have at most %d addresses", mostInPrefix)
 	}
 	var local []netip.Addr
@@ -63,7 +65,8 @@ func parseClient(text string) ([]netip.Addr, error) {
 	return local, nil
 }
 
-// isLocal asks the routing tables whether an address belongs to this host.
+// isLocal tells whether the route to an address is a local one, so that the address belongs to this
+// host.
 func isLocal(address netip.Addr) bool {
 	routes, err := netlink.RouteGet(net.IP(address.AsSlice()))
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL

@@ -15,28 +15,28 @@ type request struct {
 	number   uint64
 	due      time.Duration // the intended send time, since the start of the generator
 	target   *Target
-	query    string
-	measured bool // it counts in the report; requests of the warm-up do not
+	query    string // the request target
+	measured bool   // it counts in the report; requests of the warm-up do not
 }
 
-// phase is what a connection is waiting for.
+// phase tells for what a connection waits.
 type phase uint8
 
 const (
 	connecting phase = iota // the end of the handshake
-	accepted                // the time at which a distant client learns of the end of the handshake
+	accepted                // the time at which a distant client would see the end of the handshake
 	requesting              // the response
-	returning               // the time at which a distant client gets the response
-	resting                 // a request, or nothing if it is held idle
-	closing                 // the end of the connection: the response is complete
-	closed
+	returning               // the time at which a distant client would have the response
+	resting                 // the next request; if it is held idle, nothing
+	closing                 // the server's end of the connection, after the response
+	closed                  // nothing
 )
 
 // connection is a TCP connection to a target.
 type connection struct {
-	descriptor int
-	// serial tells events of this connection from events of an earlier one with the same
-	// descriptor.
+	descriptor int // of the socket; -1 without one
+	// serial is the number of the connection. Events have it, so that events of an earlier
+	// connection with the same descriptor are ignored.
 	serial int32
 	phase  phase
 	target *Target
@@ -44,15 +44,16 @@ type connection struct {
 	left   bool // the server has closed the connection, after the response
 
 	request  request
-	unsent   []byte
+	unsent   []byte // the rest of the request, which the socket has not taken yet
 	response response
-	begun    time.Duration // when the request began to be served: by a handshake, or by sending
-	deadline time.Duration
-	position int // in the deadlines
-	place    int // among the resting connections of the target
+	begun    time.Duration // when the handshake began; on a used connection, when the request was sent
+	deadline time.Duration // when the phase is over; only if position is not noDeadline
+	position int           // the index in generator.deadlines
+	place    int           // the index among the resting connections of the target
 }
 
-// dial begins a connection, from an address unless it is the zero address.
+// dial opens a socket and begins the handshake. from is the client address, unless it is the zero
+// address: then the kernel chooses.
 func dial(from netip.Addr, to netip.AddrPort) (descriptor int, err error) {
 	family, address := socketAddress(to)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -78,14 +79,15 @@ func dial(from netip.Addr, to netip.AddrPort) (descriptor int, err error) {
 	return fd, nil
 }
 
-// bind sets the client address of a socket. The port is chosen by connect, which knows the
-// destination: so each client address has all ports for each destination.
+// bind sets the client address of a socket, but not its port. connect chooses the port, because it
+// knows the destination: so each client address has all ports for each destination.
 func bind(fd int, from netip.Addr) error {
 	_, address := socketAddress(netip.AddrPortFrom(from, 0))
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 		return fmt.Errorf("IP_BIND_ADDRESS_NO_PORT: %w", err)
 	}
-	if from.Is6() { // addresses of local routes are on no interface
+	// For IPv6, bind accepts an address that is on no interface only with IPV6_FREEBIND.
+	if from.Is6() {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
 			return fmt.Errorf("IPV6_FREEBIND: %w", err)
 		}
@@ -96,6 +98,7 @@ func bind(fd int, from netip.Addr) error {
 	return nil
 }
 
+// socketAddress converts an address to the form of system calls.
 func socketAddress(a netip.AddrPort) (family int, address unix.Sockaddr) {
 	if a.Addr().Is4() {
 		return unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
@@ -112,8 +115,8 @@ func socketError(fd int) error {
 	return err
 }
 
-// resetOnClose has close send a reset, so that the server ends the connection, and this host does
-// not keep its port.
+// resetOnClose makes close send a reset. So the server ends the connection immediately, and this
+// host does not reserve the port for a while (TIME_WAIT).
 func resetOnClose(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }

@@ -7,12 +7,14 @@ import (
 	"time"
 )
 
-// deadlines orders connections by their deadlines.
+// deadlines is a heap of connections, with the earliest deadline first.
 type deadlines []*connection
 
+// Len, Less, Swap, Push and Pop implement heap.Interface.
 func (d deadlines) Len() int           { return len(d) }
 func (d deadlines) Less(i, j int) bool { return d[i].deadline < d[j].deadline }
 
+// Swap implements heap.Interface. Each connection knows its position in the heap.
 func (d deadlines) Swap(i, j int) {
 	d[i], d[j] = d[j], d[i]
 	d[i].position, d[j].position = i, j
@@ -38,7 +40,7 @@ func (d *deadlines) Pop() any {
 // noDeadline is the position of a connection without a deadline.
 const noDeadline = -1
 
-// set gives a connection a deadline, in the place of the one that it has.
+// set gives a connection a deadline. It replaces the deadline that the connection may have.
 func (d *deadlines) set(c *connection, at time.Duration) {
 	c.deadline = at
 	if c.position == noDeadline {

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// broken are the events of connections that have ended or failed.
+// broken has the events that tell that a connection has ended or failed.
 const broken = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 
-// epollWait is epoll_pwait2(2), of Linux 5.11 and later: epoll_wait(2) counts in milliseconds.
+// epollWait calls epoll_pwait2(2), which Linux has since 5.11. Its timeout is in nanoseconds, while
+// that of epoll_wait(2) is in milliseconds.
 func epollWait(epoll int, events []unix.EpollEvent, pause time.Duration) (int, error) {
 	timeout := unix.NsecToTimespec(pause.Nanoseconds())
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll),
@@ -28,7 +29,8 @@ func epollWait(epoll int, events []unix.EpollEvent, pause time.Duration) (int, e
 	return int(n), nil
 }
 
-// nextClient returns the client address of the next connection.
+// nextClient returns the client address for a new connection, or the zero address if the kernel is
+// to choose.
 func (g *generator) nextClient() netip.Addr {
 	if len(g.Clients) == 0 {
 		return netip.Addr{}
@@ -37,7 +39,7 @@ func (g *generator) nextClient() netip.Addr {
 	return g.Clients[g.client]
 }
 
-// handle does what follows from the events of a connection.
+// handle reacts to events of a connection.
 func (g *generator) handle(c *connection, events uint32) {
 	if c.phase == connecting {
 		if events&(unix.EPOLLOUT|broken) == 0 {
@@ -51,7 +53,7 @@ func (g *generator) handle(c *connection, events uint32) {
 		}
 		g.connected(c)
 	}
-	if c.phase == returning {
+	if c.phase == returning { // the response is complete; only the end of the connection matters
 		c.left = c.left || events&broken != 0
 		return
 	}
@@ -63,7 +65,7 @@ func (g *generator) handle(c *connection, events uint32) {
 	}
 }
 
-// connected continues after the handshake.
+// connected handles the end of a handshake.
 func (g *generator) connected(c *connection) {
 	if c.idle {
 		g.idle.opening--
@@ -77,8 +79,8 @@ func (g *generator) connected(c *connection) {
 	}
 }
 
-// travels has a connection wait in a phase for as long as a reply takes to a distant client. It
-// returns false if clients are near.
+// travels puts a connection into a phase for as long as a reply would take to a distant client. It
+// returns false, and does nothing, if clients are not distant (Config.RoundTrip).
 func (g *generator) travels(c *connection, p phase) bool {
 	if g.RoundTrip == nil {
 		return false
@@ -89,14 +91,15 @@ func (g *generator) travels(c *connection, p phase) bool {
 	return true
 }
 
-// request sends the request of a new connection.
+// request counts a new connection, and sends the first request on it.
 func (g *generator) request(c *connection) {
 	g.results.connected(&c.request, g.now()-c.begun)
 	g.send(c, c.request, c.begun)
 }
 
-// read reads all that has arrived. Events are edge-triggered, so it reads to the end if the
-// connection is ending.
+// read reads all bytes that have arrived on a connection. ending tells that the connection has
+// ended or failed: then read goes on until the end of the stream, because events are
+// edge-triggered, and no further event will come.
 func (g *generator) read(c *connection, ending bool) {
 	for c.phase != closed {
 		n, err := unix.Read(c.descriptor, g.buffer)
@@ -113,17 +116,17 @@ func (g *generator) read(c *connection, ending bool) {
 			return
 		}
 		g.received(c, g.buffer[:n])
-		if c.phase == returning { // what follows does not matter: the client has the response
+		if c.phase == returning { // the response is complete; what follows does not matter
 			c.left = ending
 			return
 		}
-		if n < len(g.buffer) && !ending {
+		if n < len(g.buffer) && !ending { // the socket is empty
 			return
 		}
 	}
 }
 
-// received handles bytes from the server.
+// received handles bytes that the server has sent.
 func (g *generator) received(c *connection, p []byte) {
 	g.results.bytes += uint64(len(p))
 	switch c.phase {
@@ -140,14 +143,15 @@ func (g *generator) received(c *connection, p []byte) {
 	}
 }
 
-// ended handles the end of a connection by the server.
+// ended handles the end of the stream: the server has closed the connection.
 func (g *generator) ended(c *connection) {
 	switch {
 	case c.phase == requesting && c.response.end():
 		c.left = true
 		g.answered(c, false)
 	case c.phase == accepted:
-		g.fail(c, Short, fmt.Errorf("%s: the server closed the connection before the request", c.target.Address))
+		g.fail(c, Short,
+			fmt.Errorf("%s: the server closed the connection before the request", c.target.Address))
 	case c.phase == requesting:
 		what := "before the response"
 		if c.response.status != 0 {
@@ -159,15 +163,17 @@ func (g *generator) ended(c *connection) {
 	}
 }
 
-// answered continues after the end of a response.
+// answered handles the end of a response. reusable tells whether the connection can take further
+// requests.
 func (g *generator) answered(c *connection, reusable bool) {
 	if !g.travels(c, returning) {
 		g.complete(c, reusable)
 	}
 }
 
-// complete ends a request whose response the client has. The connection then rests, takes the next
-// request that waits, or waits for its end.
+// complete ends a request whose response is complete. A reusable connection then takes the request
+// that has waited longest, or rests. It is closed if that request has another target. Any other
+// connection waits until the server closes it.
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()
 	r, response := c.request, &c.response
@@ -200,7 +206,8 @@ func (g *generator) complete(c *connection, reusable bool) {
 	}
 }
 
-// fail ends a connection that cannot be used any more, and the request on it.
+// fail closes a connection on which something went wrong. If it has a request without an outcome,
+// the request fails.
 func (g *generator) fail(c *connection, kind Outcome, err error) {
 	phase, r, server := c.phase, c.request, c.response.server
 	if phase == connecting && c.idle {
@@ -209,18 +216,19 @@ func (g *generator) fail(c *connection, kind Outcome, err error) {
 			g.idle.err = err
 		}
 	}
-	if phase == requesting || phase == accepted {
+	if phase == requesting || phase == accepted { // the server may still work for the request
 		g.reset(c)
 	} else {
 		g.release(c)
 	}
-	if (phase == connecting || phase == accepted || phase == requesting) && !c.idle {
+	hasRequest := phase == connecting || phase == accepted || phase == requesting
+	if hasRequest && !c.idle {
 		g.pending--
 		g.finish(&r, &outcome{kind: kind, err: err, server: server})
 	}
 }
 
-// finish reports the outcome of a request.
+// finish counts the outcome of a request, and writes it to the log.
 func (g *generator) finish(r *request, o *outcome) {
 	g.results.finished(r, o)
 	if g.log != nil && r.measured {
@@ -228,14 +236,14 @@ func (g *generator) finish(r *request, o *outcome) {
 	}
 }
 
-// rest keeps a connection for the next request to its target.
+// rest keeps a connection open for the next request to its target.
 func (g *generator) rest(c *connection) {
 	c.phase, c.place = resting, len(g.resting[c.target])
 	g.deadlines.clear(c)
 	g.resting[c.target] = append(g.resting[c.target], c)
 }
 
-// wake takes a connection from those that rest.
+// wake removes a connection from the resting ones of its target. The last one takes its place.
 func (g *generator) wake(c *connection) {
 	resting := g.resting[c.target]
 	last := len(resting) - 1
@@ -244,7 +252,7 @@ func (g *generator) wake(c *connection) {
 	g.resting[c.target] = resting[:last]
 }
 
-// reset closes a connection that the server may still use.
+// reset closes a connection that the server may still use. The server gets a reset.
 func (g *generator) reset(c *connection) {
 	if c.descriptor >= 0 {
 		resetOnClose(c.descriptor)
@@ -267,7 +275,7 @@ func (g *generator) release(c *connection) {
 	switch {
 	case !c.idle:
 		g.open--
-	case wasResting:
+	case wasResting: // an idle connection, which was open
 		g.idle.open--
 		g.idle.lost++
 	}

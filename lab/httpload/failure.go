@@ -19,11 +19,11 @@ const (
 	Reset                  // the connection was reset
 	ConnectTimeout         // no connection in time
 	Timeout                // a connection, and no complete response in time
-	Unreachable            // the network said that the server cannot be reached
+	Unreachable            // an ICMP message or this host said that the server cannot be reached
 	Short                  // the connection ended before the end of the response
 	Malformed              // the response is not HTTP/1.1
-	WrongStatus            // the status is not an expected one
-	WrongContent           // the body is not an expected one
+	WrongStatus            // the response does not have an expected status
+	WrongContent           // the response does not have the expected body
 	Local                  // this host could not make a connection: no port, descriptor or memory
 	outcomes
 )
@@ -33,10 +33,10 @@ var outcomeNames = [outcomes]string{
 	"wrong-status", "wrong-content", "local",
 }
 
-// String is the outcome's name in reports.
+// String returns the outcome's name in reports.
 func (o Outcome) String() string { return outcomeNames[o] }
 
-// outcomesOf are the outcomes of errors of system calls. Other errors are Local.
+// outcomesOf has the outcomes of errors of system calls. The outcome of other errors is Local.
 var outcomesOf = map[unix.Errno]Outcome{
 	unix.ECONNREFUSED: Refused,
 	unix.ECONNRESET:   Reset, unix.EPIPE: Reset, unix.ECONNABORTED: Reset,
@@ -45,8 +45,8 @@ var outcomesOf = map[unix.Errno]Outcome{
 	unix.ENETDOWN: Unreachable, unix.EPROTO: Unreachable,
 }
 
-// outcomeOf classifies the error of a system call. The kernel gives up a connection by ETIMEDOUT
-// before and after the handshake.
+// outcomeOf returns the outcome of an error of a system call. connected tells whether the handshake
+// was complete: ETIMEDOUT is the kernel's error before and after it.
 func outcomeOf(err error, connected bool) Outcome {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
@@ -62,7 +62,8 @@ func outcomeOf(err error, connected bool) Outcome {
 	return outcome
 }
 
-// explain adds what to do about errors of this host.
+// explain adds advice to errors that lack something on this host. It returns other errors as they
+// are.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EADDRNOTAVAIL):

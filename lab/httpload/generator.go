@@ -17,20 +17,21 @@ import (
 )
 
 const (
-	// linger is how long a connection waits for the server to close it after the response. The host
-	// that closes first keeps the port for a minute (TIME_WAIT, RFC 9293, section 3.6.1).
+	// linger is how long the generator waits after a response for the server to close the
+	// connection. The host that closes first keeps the port for a minute (TIME_WAIT, RFC 9293,
+	// section 3.6.1).
 	linger = time.Second
-	// longestPause bounds how late the generator notices that it is to end.
+	// longestPause is the longest time until the generator notices that its context has ended.
 	longestPause = 50 * time.Millisecond
-	// mostDue is how many requests are sent before the events of other connections get their turn.
+	// mostDue is how many requests the generator sends before it looks for events of connections.
 	mostDue = 64
-	// mostOpening is how many idle connections are opened at the same time. Listeners have
-	// backlogs.
+	// mostOpening is how many idle connections are opened at the same time. It is less than the
+	// backlogs of common servers.
 	mostOpening = 64
-	readBuffer  = 256 << 10
+	readBuffer  = 256 << 10 // the size of the buffer for received bytes
 )
 
-// The streams of random numbers.
+// The streams of random numbers of a seed.
 const (
 	streamArrivals = 100 + iota
 	streamDemands
@@ -38,50 +39,51 @@ const (
 	streamTrips
 )
 
-// generator runs a Config.
+// generator is the state of a run. One goroutine uses it.
 type generator struct {
 	*Config
 	results results
 
-	start   time.Time     // times are relative to it
-	zero    time.Duration // when the first request could be due
-	started bool          // zero is known
-	end     time.Duration // of the arrivals
-	source  sim.Source
-	next    sim.Arrival
-	more    bool // there is a next arrival
-	over    bool // the arrivals ended by themselves
-	number  uint64
-	demands *sim.Rand
-	choices *sim.Rand
-	trips   *sim.Rand
+	start   time.Time     // all times below are relative to this one
+	zero    time.Duration // when the arrivals began; valid if started
+	started bool          // the arrivals have begun: all idle connections are open
+	end     time.Duration // when the arrivals end, at the latest
+	source  sim.Source    // of the arrivals
+	next    sim.Arrival   // the next arrival; valid if more
+	more    bool          // there is a next arrival
+	over    bool          // the arrivals ended by themselves or at Requests, not at end
+	number  uint64        // of arrivals so far
+	demands *sim.Rand     // for the work of requests
+	choices *sim.Rand     // for their targets
+	trips   *sim.Rand     // for round trips
 
-	epoll       int
-	events      []unix.EpollEvent
-	buffer      []byte
-	text        []byte // of a request
+	epoll       int               // the descriptor of the epoll instance
+	events      []unix.EpollEvent // a buffer for events
+	buffer      []byte            // a buffer for received bytes
+	text        []byte            // a buffer for the text of a request
 	headers     map[*Target]string
 	heads       *headReader
-	connections []*connection // by descriptor
-	serial      int32
-	deadlines   deadlines
-	resting     map[*Target][]*connection
-	waiting     []request // for a connection
-	open        int       // connections, without the idle ones
-	pending     int       // requests without an outcome
-	client      int       // the next client address
+	connections []*connection             // by descriptor
+	serial      int32                     // of the latest connection
+	deadlines   deadlines                 // of connections
+	resting     map[*Target][]*connection // open connections that can take a request
+	waiting     []request                 // for a connection, the earliest first
+	open        int                       // number of connections, without the idle ones
+	pending     int                       // number of requests without an outcome
+	client      int                       // index of the latest client address
 	idle        idleConnections
 
-	recorder *bufio.Writer
-	log      *requestLog
+	recorder *bufio.Writer // nil without Config.Record
+	log      *requestLog   // nil without Config.Log
 }
 
-// idleConnections counts the connections that are held without requests.
+// idleConnections counts the connections that are held open without requests.
 type idleConnections struct {
 	begun, opening, open, failed, lost int
-	err                                error // why the first one failed
+	err                                error // why the first one of the failed ones failed
 }
 
+// newGenerator returns a generator that has sent nothing yet.
 func newGenerator(c *Config) (*generator, error) {
 	source, err := c.Arrivals.Start(sim.NewRand(c.Seed, streamArrivals))
 	if err != nil {
@@ -113,7 +115,8 @@ func newGenerator(c *Config) (*generator, error) {
 	return g, nil
 }
 
-// headers returns what follows the request target in requests to a target.
+// headers returns the text that follows the request target in each request to a target: the rest of
+// the request line, and the header.
 func (c *Config) headers(t *Target) string {
 	var text strings.Builder
 	text.WriteString(" HTTP/1.1\r\n")
@@ -141,9 +144,11 @@ func (c *Config) headers(t *Target) string {
 	return text.String()
 }
 
+// now returns the time since the start of the generator.
 func (g *generator) now() time.Duration { return time.Since(g.start) }
 
-// run is the loop of the generator.
+// run is the loop of the generator. It returns when all requests have an outcome, or the context
+// ends.
 func (g *generator) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		now := g.now()
@@ -165,7 +170,8 @@ func (g *generator) run(ctx context.Context) error {
 	return nil
 }
 
-// openIdle opens further idle connections. It returns true when there are all.
+// openIdle begins to open further idle connections. It returns true when all were opened, or
+// failed.
 func (g *generator) openIdle() bool {
 	for g.idle.begun < g.Idle && g.idle.opening < mostOpening {
 		target := g.Targets[g.idle.begun%len(g.Targets)]
@@ -176,7 +182,7 @@ func (g *generator) openIdle() bool {
 	return g.idle.begun == g.Idle && g.idle.opening == 0
 }
 
-// begin starts the arrivals.
+// begin starts the arrivals at the time now.
 func (g *generator) begin(now time.Duration) {
 	g.zero, g.started, g.end = now, true, math.MaxInt64
 	if g.Duration > 0 {
@@ -186,7 +192,7 @@ func (g *generator) begin(now time.Duration) {
 	g.advance()
 }
 
-// advance reads the next arrival.
+// advance draws or reads the next arrival, if there is one.
 func (g *generator) advance() {
 	if g.Requests > 0 && g.number == g.Requests {
 		g.more, g.over = false, true
@@ -197,17 +203,18 @@ func (g *generator) advance() {
 	g.more = g.more && g.dueTime() < g.end
 }
 
-// dueTime is when the next arrival is due.
+// dueTime returns when the next arrival is due.
 func (g *generator) dueTime() time.Duration {
 	return g.zero + toDuration(g.next.At)
 }
 
-// toDuration converts seconds. More than 31 years are that much, because a Duration ends at 292.
+// toDuration converts a number of seconds. A number above 1e9 (31 years) counts as 1e9, because a
+// Duration ends at 292 years.
 func toDuration(seconds float64) time.Duration {
 	return time.Duration(math.Round(min(seconds, 1e9) * 1e9))
 }
 
-// sendDue serves the requests that are due.
+// sendDue takes up the requests that are due, at most mostDue of them.
 func (g *generator) sendDue(now time.Duration) {
 	if !g.started {
 		return
@@ -221,7 +228,8 @@ func (g *generator) sendDue(now time.Duration) {
 	}
 }
 
-// newRequest draws what belongs to the next arrival, and records it.
+// newRequest makes the request of the next arrival: it draws the target and the work. It also
+// writes the arrival to Config.Record.
 func (g *generator) newRequest() request {
 	due := g.dueTime()
 	g.number++
@@ -244,10 +252,11 @@ func (g *generator) newRequest() request {
 	return r
 }
 
-// scaled returns a time for files, in seconds.
+// scaled returns a time for Record or Log, in seconds.
 func (c *Config) scaled(d time.Duration) float64 { return d.Seconds() * cmp.Or(c.Scale, 1) }
 
-// serve sends a request on a resting connection or a new one, or has it wait for one.
+// serve sends a request on a resting connection, or opens a connection for it. At the limit of open
+// connections, the request waits.
 func (g *generator) serve(r request) {
 	if resting := g.resting[r.target]; len(resting) > 0 {
 		c := resting[len(resting)-1]
@@ -263,7 +272,7 @@ func (g *generator) serve(r request) {
 	g.connect(&connection{target: r.target, request: r})
 }
 
-// serveWaiting serves requests that wait for a connection, as far as there is room for new ones.
+// serveWaiting serves requests that wait for a connection, until the limit of open connections.
 func (g *generator) serveWaiting() {
 	for len(g.waiting) > 0 && g.open < g.Connections {
 		next := g.waiting[0]
@@ -272,7 +281,7 @@ func (g *generator) serveWaiting() {
 	}
 }
 
-// closeResting closes a resting connection of another target, if there is one.
+// closeResting closes any one of the resting connections. It returns false if there is none.
 func (g *generator) closeResting() bool {
 	for _, resting := range g.resting {
 		if len(resting) > 0 {
@@ -283,7 +292,7 @@ func (g *generator) closeResting() bool {
 	return false
 }
 
-// connect begins the handshake of a connection.
+// connect opens the socket of a connection, and begins the handshake.
 func (g *generator) connect(c *connection) {
 	c.phase, c.begun, c.position, c.descriptor = connecting, g.now(), noDeadline, -1
 	from := g.nextClient()
@@ -311,7 +320,7 @@ func (g *generator) connect(c *connection) {
 	g.deadlines.set(c, deadline)
 }
 
-// send sends a request.
+// send sends a request on a connection. begun is when the generator began to serve the request.
 func (g *generator) send(c *connection, r request, begun time.Duration) {
 	c.phase, c.request, c.begun = requesting, r, begun
 	c.response.reset()
@@ -322,7 +331,7 @@ func (g *generator) send(c *connection, r request, begun time.Duration) {
 	g.write(c, g.text)
 }
 
-// write sends text, and keeps what the socket does not take.
+// write sends text on a connection. It stores the rest that the socket does not take in unsent.
 func (g *generator) write(c *connection, text []byte) {
 	n, err := unix.Write(c.descriptor, text)
 	switch {
@@ -335,7 +344,8 @@ func (g *generator) write(c *connection, text []byte) {
 	c.unsent = append(c.unsent[:0], text[n:]...)
 }
 
-// expire ends what has taken too long.
+// expire handles the deadlines that have passed: those of connections, which depend on the phase,
+// and those of requests that wait for a connection.
 func (g *generator) expire(now time.Duration) {
 	for len(g.deadlines) > 0 && g.deadlines[0].deadline <= now {
 		c := g.deadlines[0]
@@ -362,7 +372,7 @@ func (g *generator) expire(now time.Duration) {
 	}
 }
 
-// pause is how long the generator may wait for events.
+// pause returns how long the generator may wait for events, until it has something else to do.
 func (g *generator) pause() time.Duration {
 	now := g.now()
 	until := now + longestPause
@@ -378,7 +388,7 @@ func (g *generator) pause() time.Duration {
 	return max(until-now, 0)
 }
 
-// poll waits for events of connections, and handles them.
+// poll waits for events of connections, at most for the pause, and handles them.
 func (g *generator) poll(pause time.Duration) error {
 	n, err := epollWait(g.epoll, g.events, pause)
 	if err != nil && err != unix.EINTR {
@@ -393,11 +403,11 @@ func (g *generator) poll(pause time.Duration) error {
 	return nil
 }
 
-// close ends all connections, and finishes files.
+// close closes all connections, and writes the rest of Record and Log.
 func (g *generator) close() error {
 	for _, c := range g.connections {
 		if c != nil && c.phase != closed {
-			if c.phase == requesting {
+			if c.phase == requesting { // so that the server does not go on with the request
 				resetOnClose(c.descriptor)
 			}
 			unix.Close(c.descriptor)

@@ -11,34 +11,40 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// Report is what a run has measured. Times are in seconds. Requests of the warm-up do not count.
+// Report has the results of a run. Times are in seconds. Requests of the warm-up do not count.
 type Report struct {
 	URLs []string `json:"urls"`
 	Seed uint64   `json:"seed"`
-	// From is the end of the warm-up, and Seconds the time from then on in which requests were due.
-	From        float64 `json:"from"`
+	// From is the end of the warm-up, since the beginning of the arrivals.
+	From float64 `json:"from"`
+	// Seconds is the time after the warm-up in which requests were due.
 	Seconds     float64 `json:"seconds"`
 	Interrupted bool    `json:"interrupted"`
 
 	Requests  uint64 `json:"requests"`
 	Succeeded uint64 `json:"succeeded"`
 	Failed    uint64 `json:"failed"`
-	// Unfinished requests had no outcome when the run was interrupted.
+	// Unfinished counts the requests without an outcome when the run was interrupted.
 	Unfinished uint64 `json:"unfinished"`
 	// Rate is the number of requests per second.
 	Rate float64 `json:"rate"`
-	// Failures counts failures by outcome, and Errors has an example of each that occurred.
+	// Failures counts failures by outcome.
 	Failures map[string]uint64 `json:"failures"`
-	Errors   map[string]string `json:"errors"`
+	// Errors has the first error of each outcome that occurred.
+	Errors map[string]string `json:"errors"`
 
-	// Latency is counted from the times at which requests were due to the ends of their responses,
-	// Exchange from the beginning of their handshake, or of sending on an open connection. Both are
-	// of the requests that succeeded. They are nil if there is none, as are all Times.
-	Latency  *Times `json:"latency"`
+	// The following Times are nil if nothing was measured.
+
+	// Latency has the times from when a request was due to the end of its response, for the
+	// requests that succeeded.
+	Latency *Times `json:"latency"`
+	// Exchange has the times from the beginning of a request's handshake to the end of its
+	// response, for the requests that succeeded. On an open connection, they begin when the request
+	// is sent.
 	Exchange *Times `json:"exchange"`
-	// Connect is the time of handshakes.
+	// Connect has the times of handshakes.
 	Connect *Times `json:"connect"`
-	// Lateness is how much later than due the generator took up requests.
+	// Lateness has the times from when a request was due until the generator took it up.
 	Lateness *Times `json:"lateness"`
 	// Distribution and ConnectDistribution are the cumulative distributions of Latency and Connect.
 	Distribution        []Point `json:"distribution"`
@@ -47,17 +53,18 @@ type Report struct {
 	Servers   []Server   `json:"servers"`
 	Intervals []Interval `json:"intervals,omitempty"`
 
-	// Connections counts handshakes for requests, and Bytes all bytes received.
+	// Connections counts the handshakes for requests.
 	Connections uint64 `json:"connections"`
-	Bytes       uint64 `json:"bytes"`
-	Idle        Idle   `json:"idle"`
+	// Bytes counts all bytes received, also during the warm-up.
+	Bytes uint64 `json:"bytes"`
+	Idle  Idle   `json:"idle"`
 
 	// CPU is the CPU time of the generator as a share of the time of one core.
 	CPU      float64  `json:"cpu"`
 	Warnings []string `json:"warnings"`
 }
 
-// Times are quantities of a distribution of times, in seconds.
+// Times summarises a distribution of times, in seconds.
 type Times struct {
 	Mean      float64 `json:"mean"`
 	Deviation float64 `json:"deviation"`
@@ -70,25 +77,26 @@ type Times struct {
 	Max       float64 `json:"max"`
 }
 
-// Point of a cumulative distribution: a share of all requests, from 0 to 1, took at most the time.
+// Point is a point of a cumulative distribution of times.
 type Point struct {
 	Seconds float64 `json:"seconds"`
-	Share   float64 `json:"share"`
+	Share   float64 `json:"share"` // of all times, those that are at most Seconds; from 0 to 1
 }
 
 // Server is a server that answered.
 type Server struct {
 	Name string `json:"server"`
-	// Responses are all that named the server, Failed those that were not as expected.
+	// Responses counts all responses that named the server, also incomplete ones.
 	Responses uint64 `json:"responses"`
-	Failed    uint64 `json:"failed"`
-	Latency   *Times `json:"latency"`
+	// Failed counts those of them whose request failed.
+	Failed  uint64 `json:"failed"`
+	Latency *Times `json:"latency"`
 }
 
-// Interval is a part of the run: the requests that were due in it. The first one and the last one
-// may be shorter than the others.
+// Interval has the results of the requests that were due in an interval of the run. The first and
+// the last interval may be shorter than the others.
 type Interval struct {
-	From      float64 `json:"from"` // seconds since the beginning of the arrivals
+	From      float64 `json:"from"` // in seconds since the beginning of the arrivals, like To
 	To        float64 `json:"to"`
 	Requests  uint64  `json:"requests"`
 	Succeeded uint64  `json:"succeeded"`
@@ -103,15 +111,18 @@ type Idle struct {
 	Lost   int `json:"lost"` // closed by the server, or reset
 }
 
-// The generator was the bottleneck if it was later than this, and than this share of the latency.
 const (
+	// The report warns that the generator was late if the 99th percentile of the lateness exceeds
+	// mostLateness, and also exceeds a share of the 99th percentile of the latency:
+	// mostLatenessShare.
 	mostLateness      = time.Millisecond
 	mostLatenessShare = 0.1
-	// mostCPU is the share of a core from which on the generator has no CPU time left.
+	// mostCPU is the share of a core's time from which on the report warns that the generator was
+	// the bottleneck.
 	mostCPU = 0.9
 )
 
-// quantile returns a quantile in seconds, for q from 0 to 1.
+// quantile returns the time, in seconds, that a share q of all times does not exceed.
 func (h histogram) quantile(q float64) float64 {
 	return time.Duration(h.ValueAtPercentile(100 * q)).Seconds()
 }
@@ -135,7 +146,8 @@ func (h histogram) distribution() []Point {
 	if h.TotalCount() == 0 {
 		return points
 	}
-	for _, bracket := range h.CumulativeDistributionWithTicks(5) {
+	const ticks = 5 // points per halving of the distance to 100%
+	for _, bracket := range h.CumulativeDistributionWithTicks(ticks) {
 		points = append(points, Point{
 			Seconds: time.Duration(bracket.ValueAt).Seconds(), Share: bracket.Quantile / 100,
 		})
@@ -185,20 +197,21 @@ func (r *results) report(g *generator) *Report {
 	return report
 }
 
-// measured is the time in which the measured requests were due.
+// measured returns the length of the time after the warm-up in which requests were due.
 func (r *results) measured(g *generator) time.Duration {
 	switch {
 	case !g.started:
 		return 0
-	case r.interrupted && g.more:
+	case r.interrupted && g.more: // it ended with the interrupt
 		return g.now() - r.zero - g.Warmup
-	case g.Duration > 0 && !g.over:
+	case g.Duration > 0 && !g.over: // it ended with Duration
 		return g.Duration - g.Warmup
 	}
-	return r.lastDue - r.zero - g.Warmup
+	return r.lastDue - r.zero - g.Warmup // it ended with the last arrival
 }
 
-// addHealth reports how well the generator did its work.
+// addHealth adds the CPU time of the generator to the report, and warnings if the generator may
+// have falsified the results.
 func (r *results) addHealth(report *Report) {
 	now := readCPUTimes()
 	elapsed := now.at.Sub(r.cpu.at)
@@ -221,7 +234,7 @@ func (r *results) addHealth(report *Report) {
 	}
 }
 
-// serverReports lists the servers by name.
+// serverReports returns the results of each server, in the order of their names.
 func (r *results) serverReports() []Server {
 	servers := []Server{}
 	for name, s := range r.servers {
@@ -233,7 +246,7 @@ func (r *results) serverReports() []Server {
 	return servers
 }
 
-// natural compares names so that s2 comes before s10: shorter ones first.
+// natural compares two names. Shorter names come first, so s2 comes before s10.
 func natural(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }

@@ -11,50 +11,51 @@ import (
 	"strconv"
 )
 
-// The largest head of a response, and the largest body that is kept for comparison, in bytes.
 const (
-	mostHead = 64 << 10
-	mostBody = 1 << 20
+	mostHead = 64 << 10 // the largest head of a response, in bytes
+	mostBody = 1 << 20  // how much of a body is kept to check it, in bytes
 )
 
-// response reads an HTTP/1.1 response (RFC 9112) as its bytes arrive.
+// response parses an HTTP/1.1 response (RFC 9112) piece by piece, as its bytes arrive.
 type response struct {
 	part   responsePart
 	text   []byte // of the head, or of a line of the chunked coding, as far as it has arrived
 	left   int64  // bytes of the body, or of the chunk, that are still to come
 	status int
 	server string // the value of the header that names the server
-	body   []byte // if it is kept
+	body   []byte // the beginning of the body; empty unless bodies are kept
 	keeps  bool   // the server keeps the connection open
 }
 
-// responsePart is what the next byte belongs to.
+// responsePart is the part of a response to which the next byte belongs.
 type responsePart uint8
 
 const (
-	head responsePart = iota
-	sizedBody
-	unsizedBody // ends with the connection
-	chunkSize
+	head        responsePart = iota
+	sizedBody                // a body of known length
+	unsizedBody              // a body that ends with the connection
+	chunkSize                // the line with the size of a chunk
 	chunk
-	chunkEnd
+	chunkEnd // the end of line after a chunk
 	trailer
-	complete
+	complete // the response is complete
 )
 
-// headReader parses the heads of responses. It is reused, because it has a large buffer.
+// headReader parses the heads of responses. All responses share one, because its buffer is large.
 type headReader struct {
 	bytes  bytes.Reader
 	buffer *bufio.Reader
 	server string // the name of the header that names the server
-	keep   bool   // bodies are kept for comparison
+	keep   bool   // bodies are kept to check them
 }
 
+// newHeadReader returns a reader. server is the name of the header that names the server. keep
+// tells whether bodies are kept.
 func newHeadReader(server string, keep bool) *headReader {
 	return &headReader{buffer: bufio.NewReaderSize(nil, mostHead), server: server, keep: keep}
 }
 
-// feed reads bytes of the response. It returns the bytes after the end of the response.
+// feed parses the next bytes of the response. It returns the bytes that follow the response.
 func (r *response) feed(p []byte, heads *headReader) (rest []byte, err error) {
 	for len(p) > 0 && r.part != complete && err == nil {
 		switch r.part {
@@ -69,17 +70,21 @@ func (r *response) feed(p []byte, heads *headReader) (rest []byte, err error) {
 	return p, err
 }
 
+// feedHead collects the head until the empty line at its end, and parses it. It returns the bytes
+// after the head.
 func (r *response) feedHead(p []byte, heads *headReader) (rest []byte, err error) {
+	const emptyLine = "\r\n\r\n"
 	before := len(r.text)
 	r.text = append(r.text, p...)
-	end := bytes.Index(r.text[max(before-3, 0):], []byte("\r\n\r\n"))
+	from := max(before-len(emptyLine)+1, 0) // the empty line may begin in the bytes before p
+	end := bytes.Index(r.text[from:], []byte(emptyLine))
 	if end < 0 {
 		if len(r.text) > mostHead {
 			return nil, fmt.Errorf("the head is longer than %d bytes", mostHead)
 		}
 		return nil, nil
 	}
-	end += max(before-3, 0) + 4
+	end += from + len(emptyLine)
 	if err := r.parseHead(r.text[:end], heads); err != nil {
 		return nil, err
 	}
@@ -87,7 +92,8 @@ func (r *response) feedHead(p []byte, heads *headReader) (rest []byte, err error
 	return p[end-before:], nil
 }
 
-// parseHead finds the length of the body (RFC 9112, section 6.3).
+// parseHead parses a whole head. It stores what the report needs, and determines how the body ends
+// (RFC 9112, section 6.3).
 func (r *response) parseHead(text []byte, heads *headReader) error {
 	heads.bytes.Reset(text)
 	heads.buffer.Reset(&heads.bytes)
@@ -97,7 +103,7 @@ func (r *response) parseHead(text []byte, heads *headReader) error {
 	}
 	r.status, r.server, r.keeps = parsed.StatusCode, parsed.Header.Get(heads.server), !parsed.Close
 	switch {
-	case parsed.StatusCode < 200: // the final response follows
+	case parsed.StatusCode < 200: // an interim response; another response follows
 		r.part = head
 	case len(parsed.TransferEncoding) > 0:
 		r.part = chunkSize
@@ -111,6 +117,8 @@ func (r *response) parseHead(text []byte, heads *headReader) error {
 	return nil
 }
 
+// feedBody counts bytes of a body or chunk, and stores them if bodies are kept. It returns the
+// bytes after the body or chunk.
 func (r *response) feedBody(p []byte, keep bool) (rest []byte) {
 	n := len(p)
 	if r.part != unsizedBody {
@@ -128,7 +136,8 @@ func (r *response) feedBody(p []byte, keep bool) (rest []byte) {
 	return p[n:]
 }
 
-// feedLine reads the lines between chunks (RFC 9112, section 7.1).
+// feedLine parses a line of the chunked coding: the size of a chunk, the end of line after a chunk,
+// or a line of the trailer (RFC 9112, section 7.1). It returns the bytes after the line.
 func (r *response) feedLine(p []byte) (rest []byte, err error) {
 	before, rest, found := bytes.Cut(p, []byte("\n"))
 	if r.text = append(r.text, before...); len(r.text) > mostHead {
@@ -159,7 +168,7 @@ func (r *response) feedLine(p []byte) (rest []byte, err error) {
 	return rest, nil
 }
 
-// end notes the end of the connection. It returns false if the response is not complete.
+// end tells whether the response is complete when its connection ends.
 func (r *response) end() bool {
 	if r.part == unsizedBody {
 		r.part = complete
@@ -167,5 +176,5 @@ func (r *response) end() bool {
 	return r.part == complete
 }
 
-// reset prepares for the next response on the connection.
+// reset prepares for the next response on the connection. It keeps the memory of text.
 func (r *response) reset() { *r = response{text: r.text[:0]} }

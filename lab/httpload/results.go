@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// longest is the largest time that histograms tell apart, in nanoseconds. Longer times count as
-	// this one.
+	// longest is the largest time in histograms, in nanoseconds. Longer times count as this one.
 	longest = int64(time.Hour)
-	// mostServers bounds the servers that are counted apart, in case their names are not names.
+	// mostServers is how many servers are counted separately. Their names come from a response
+	// header, and ever new names must not fill the memory.
 	mostServers = 1000
-	otherServer = "(others)"
-	noServer    = "(unnamed)"
+	otherServer = "(others)"  // the name for all further servers
+	noServer    = "(unnamed)" // the name for responses without the header
 )
 
-// outcome is the end of a request.
+// outcome tells how a request ended.
 type outcome struct {
 	kind   Outcome
 	err    error  // of a failure
-	server string // that answered, if it said so
-	// latency is counted from the time at which the request was due, exchange from when the
-	// generator began to serve it. Both are 0 for failures.
+	server string // the name of the server that answered; empty if it is not known
+	// latency is the time since the request was due, and exchange the time since the generator
+	// began to serve it. Only those of requests that succeeded count.
 	latency, exchange time.Duration
 }
 
@@ -41,8 +41,8 @@ type results struct {
 	requests    uint64
 	outcomes    [outcomes]uint64
 	errors      [outcomes]error // the first of each outcome
-	connections uint64          // opened for measured requests
-	bytes       uint64          // received, of all requests
+	connections uint64          // number of handshakes for measured requests
+	bytes       uint64          // received for all requests
 	latency     histogram
 	exchange    histogram
 	connect     histogram
@@ -51,13 +51,13 @@ type results struct {
 	intervals   intervals
 	interrupted bool
 
-	zero     time.Duration
-	lastDue  time.Duration
-	cpu      cpuTimes // when the arrivals began
+	zero     time.Duration // when the arrivals began
+	lastDue  time.Duration // when the latest request was due
+	cpu      cpuTimes      // when the arrivals began
 	progress progressMeter
 }
 
-// serverResults are the responses of a server.
+// serverResults has the results of the requests that a server answered.
 type serverResults struct {
 	responses, failed uint64
 	latency           histogram
@@ -66,15 +66,18 @@ type serverResults struct {
 // histogram is an HDR histogram of times in nanoseconds.
 type histogram struct{ *hdrhistogram.Histogram }
 
-// newHistogram makes one whose values are exact to the given number of significant digits.
+// newHistogram returns an empty histogram, whose values are exact to the given number of
+// significant digits.
 func newHistogram(digits int) histogram {
 	return histogram{hdrhistogram.New(1, longest, digits)}
 }
 
+// add counts a time.
 func (h histogram) add(d time.Duration) {
 	_ = h.RecordValue(min(max(int64(d), 0), longest)) // in range, so there is no error
 }
 
+// newResults returns empty results.
 func newResults(c *Config) results {
 	return results{
 		config: c, latency: newHistogram(3), exchange: newHistogram(3), connect: newHistogram(3),
@@ -89,7 +92,7 @@ func (r *results) begin(zero time.Duration) {
 	r.progress.begin(zero)
 }
 
-// arrived counts a request that the generator takes up, late by the given time.
+// arrived counts a request that the generator takes up. late is the time since it was due.
 func (r *results) arrived(q *request, late time.Duration) {
 	r.progress.sent++
 	r.lastDue = q.due
@@ -101,7 +104,7 @@ func (r *results) arrived(q *request, late time.Duration) {
 	r.intervals.arrived(q.due - r.zero)
 }
 
-// connected counts a handshake, which took the given time.
+// connected counts the handshake for a request. took is its time.
 func (r *results) connected(q *request, took time.Duration) {
 	if q.measured {
 		r.connections++
@@ -133,7 +136,7 @@ func (r *results) finished(q *request, o *outcome) {
 	r.intervals.finished(q.due-r.zero, o)
 }
 
-// server returns the results of the server with the name.
+// server returns the results of the server with this name. It adds the server if it is new.
 func (r *results) server(name string) *serverResults {
 	if name == "" {
 		name = noServer
@@ -147,6 +150,7 @@ func (r *results) server(name string) *serverResults {
 	return r.servers[name]
 }
 
+// finished counts the outcome of a request that the server answered.
 func (s *serverResults) finished(o *outcome) {
 	s.responses++
 	if o.kind == Succeeded {
@@ -156,20 +160,22 @@ func (s *serverResults) finished(o *outcome) {
 	}
 }
 
-// intervals are the results over time. An interval has the requests that were due in it. It is
-// summarised when the last one of them has its outcome, because histograms are large.
+// intervals has the results over time. An interval has the requests that were due in it. When it is
+// over and all of them have an outcome, it is summarised, because histograms need much memory.
 type intervals struct {
-	every time.Duration
-	open  map[int]*openInterval
-	done  []Interval
+	every time.Duration         // the length of an interval; 0: there are no intervals
+	open  map[int]*openInterval // not summarised yet, by number; number n begins at n * every
+	done  []Interval            // summarised
 }
 
+// openInterval is an interval that is not summarised yet.
 type openInterval struct {
 	Interval
-	pending int
+	pending int // number of requests without an outcome
 	latency histogram
 }
 
+// arrived counts a request that was due at a time since the beginning of the arrivals.
 func (i *intervals) arrived(at time.Duration) {
 	if i.every == 0 {
 		return
@@ -192,6 +198,8 @@ func (i *intervals) arrived(at time.Duration) {
 	o.Requests++
 }
 
+// finished counts the outcome of a request that was due at a time since the beginning of the
+// arrivals.
 func (i *intervals) finished(at time.Duration, outcome *outcome) {
 	if i.every == 0 {
 		return
@@ -205,18 +213,19 @@ func (i *intervals) finished(at time.Duration, outcome *outcome) {
 	} else {
 		o.Failed++
 	}
-	if i.open[number+1] != nil {
+	if i.open[number+1] != nil { // the interval is over
 		i.close(number)
 	}
 }
 
-// close summarises an interval that is over, unless requests of it are pending.
+// close summarises an interval that is over, unless some of its requests have no outcome yet.
 func (i *intervals) close(number int) {
 	if o := i.open[number]; o.pending == 0 {
 		i.summarise(number)
 	}
 }
 
+// summarise moves an interval from open to done.
 func (i *intervals) summarise(number int) {
 	o := i.open[number]
 	delete(i.open, number)
@@ -224,14 +233,14 @@ func (i *intervals) summarise(number int) {
 	i.done = append(i.done, o.Interval)
 }
 
-// between returns all intervals of the time in which requests were measured, in their order. Those
-// without requests are among them. The first one and the last one end with this time.
+// between returns all intervals of a part of the run in order, including those without requests. It
+// cuts off what the first and the last interval have outside of this part.
 func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 	if i.every == 0 || len(i.done) == 0 {
 		return nil
 	}
 	slices.SortFunc(i.done, func(a, b Interval) int { return cmp.Compare(a.From, b.From) })
-	rest := i.done
+	rest := i.done // the summarised intervals that are not in all yet
 	for from := begin / i.every * i.every; from < end || len(rest) > 0; from += i.every {
 		next := Interval{From: from.Seconds(), To: (from + i.every).Seconds()}
 		if len(rest) > 0 && rest[0].From == next.From {
@@ -256,11 +265,12 @@ type progressMeter struct {
 
 const progressEvery = time.Second
 
+// begin notes the time at which the arrivals begin.
 func (p *progressMeter) begin(zero time.Duration) {
 	p.zero, p.next, p.latency = zero, zero+progressEvery, newHistogram(2)
 }
 
-// report calls the configuration's function if it is time for that.
+// report calls Config.Progress, if a second has passed since the last call.
 func (p *progressMeter) report(g *generator, now time.Duration) {
 	if g.Progress == nil || now < p.next {
 		return
@@ -270,7 +280,7 @@ func (p *progressMeter) report(g *generator, now time.Duration) {
 		Waiting: len(g.waiting), P50: math.NaN(), P99: math.NaN(), Elapsed: now - p.zero,
 	}
 	if !g.started {
-		state.Elapsed = -1
+		state.Elapsed = -1 // idle connections are being opened
 	}
 	state.Rate = float64(p.sent-p.sentAtLastCall) / (now - p.next + progressEvery).Seconds()
 	if p.latency.Histogram != nil && p.latency.TotalCount() > 0 {
@@ -280,12 +290,14 @@ func (p *progressMeter) report(g *generator, now time.Duration) {
 	g.Progress(state)
 }
 
-// cpuTimes are CPU times of the process, and of the thread that runs the generator.
+// cpuTimes has the CPU times that the process, and the thread of the generator, have used until a
+// point in time.
 type cpuTimes struct {
 	at              time.Time
 	process, thread time.Duration
 }
 
+// readCPUTimes returns the present CPU times.
 func readCPUTimes() cpuTimes {
 	times := cpuTimes{at: time.Now()}
 	for who, total := range map[int]*time.Duration{
@@ -299,13 +311,14 @@ func readCPUTimes() cpuTimes {
 	return times
 }
 
-// requestLog writes a line for each request.
+// requestLog writes Config.Log: a line of CSV for each measured request.
 type requestLog struct {
 	config *Config
 	buffer *bufio.Writer
 	lines  *csv.Writer
 }
 
+// newRequestLog returns a log with its header line.
 func newRequestLog(c *Config) *requestLog {
 	l := &requestLog{config: c, buffer: bufio.NewWriter(c.Log)}
 	l.lines = csv.NewWriter(l.buffer)
@@ -313,7 +326,8 @@ func newRequestLog(c *Config) *requestLog {
 	return l
 }
 
-// write adds a line. Errors stay in the writer until flush.
+// write adds the line of a request that was due at a time since the beginning of the arrivals.
+// flush returns the errors of write.
 func (l *requestLog) write(at time.Duration, r *request, o *outcome) {
 	seconds := func(d time.Duration) string {
 		return strconv.FormatFloat(l.config.scaled(d), 'f', 9, 64)
@@ -325,6 +339,7 @@ func (l *requestLog) write(at time.Duration, r *request, o *outcome) {
 	_ = l.lines.Write(line)
 }
 
+// flush writes all lines that are still in buffers. It returns the first error of the log.
 func (l *requestLog) flush() error {
 	l.lines.Flush()
 	if err := l.lines.Error(); err != nil {

@@ -19,9 +19,8 @@ import (
 type Target struct {
 	URL     string
 	Address netip.AddrPort
-	// Host is the value of the header Host.
-	Host  string
-	parts []part // of the request target
+	Host    string // the value of the header Host
+	parts   []part // of the request target
 }
 
 // part is a piece of a request target: text, or a placeholder.
@@ -30,23 +29,25 @@ type part struct {
 	placeholder placeholder
 }
 
+// placeholder stands for a value that each request replaces.
 type placeholder uint8
 
 const (
-	noPlaceholder placeholder = iota
-	demandText
-	demandMicroseconds
+	noPlaceholder      placeholder = iota
+	demandText                     // the work in milliseconds, with the unit
+	demandMicroseconds             // the work in microseconds
 	requestNumber
 )
 
-// placeholders are what a URL may contain.
+// placeholders are the placeholders that a URL may contain.
 var placeholders = map[string]placeholder{
 	"{demand}": demandText, "{demand-us}": demandMicroseconds, "{n}": requestNumber,
 }
 
-// ParseTarget reads a URL of the scheme http. Its path and query may contain {demand}, the work
-// of the request in milliseconds with the unit, as in 190.125ms; {demand-us}, the work in whole
-// microseconds; and {n}, the number of the request. A host name is resolved once.
+// ParseTarget reads a URL of the scheme http. Its path and query may contain {demand}, which stands
+// for the request's work in milliseconds with the unit, such as 190.125ms. They may contain
+// {demand-us}, the work in whole microseconds, and {n}, the number of the request. ParseTarget
+// resolves a host name, so all requests go to the same address.
 func ParseTarget(ctx context.Context, text string) (*Target, error) {
 	rest, found := strings.CutPrefix(text, "http://")
 	if !found {
@@ -75,7 +76,8 @@ func ParseTarget(ctx context.Context, text string) (*Target, error) {
 	return t, nil
 }
 
-// resolve finds the address of a host. The first of several counts.
+// resolve returns the address and port of a URL's host. If the host has several addresses, it
+// returns the first one.
 func resolve(ctx context.Context, u *url.URL) (address netip.AddrPort, err error) {
 	port := uint64(80)
 	if text := u.Port(); text != "" {
@@ -118,7 +120,7 @@ func parseTemplate(path string) (parts []part, err error) {
 	return parts, nil
 }
 
-// checkTarget refuses characters that a request line cannot contain.
+// checkTarget returns an error if a request target contains blanks or control characters.
 func checkTarget(text string) error {
 	for _, c := range []byte(text) {
 		if c <= ' ' || c == 0x7f {
@@ -128,7 +130,8 @@ func checkTarget(text string) error {
 	return nil
 }
 
-// requestTarget returns the path and the query of a trace's query.
+// requestTarget returns the request target of a query in a trace, which is a URL or the request
+// target itself.
 func requestTarget(query string) (string, error) {
 	path := query
 	for _, scheme := range []string{"http://", "https://"} {
@@ -153,10 +156,10 @@ func (t *Target) HasDemand() bool {
 	})
 }
 
-// isBare tells whether the URL names only a host.
+// isBare tells whether the URL has no path and no query.
 func (t *Target) isBare() bool { return len(t.parts) == 1 && t.parts[0].text == "/" }
 
-// query returns the request target of a request.
+// query returns the request target of a request: the target's parts with the values of the request.
 func (t *Target) query(number uint64, demand time.Duration) string {
 	if len(t.parts) == 1 && t.parts[0].placeholder == noPlaceholder {
 		return t.parts[0].text

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package httpload generates HTTP/1.1 requests in an open loop: requests are sent when they are due,
-// whatever has become of the requests before. Each request has an intended send time, and its
-// latency is measured from that time. So a server that stands still for a second delays all
-// requests of that second in the report, also those that a generator in a closed loop would not
-// have sent (G. Tene, "How NOT to measure latency", calls the error of such generators coordinated
-// omission).
+// Package httpload generates HTTP/1.1 requests in an open loop: it sends each request when it is
+// due, even if earlier requests have no response yet. The latency of a request is measured from the
+// time at which it was due. If a server stands still for a second, the report has the delays of all
+// requests of that second. A generator in a closed loop would wait meanwhile, and not send most of
+// them (G. Tene, "How NOT to measure latency", calls this error coordinated omission).
 //
 // One thread serves all connections by epoll(7). Connections have no goroutines.
 package httpload
@@ -29,41 +28,45 @@ import (
 
 // Config describes a run.
 type Config struct {
-	// Targets has at least one target. Each request draws one of them, all equally likely. Requests
-	// of a trace have the query of the trace in the place of the target's.
+	// Targets has at least one target. Each request draws one of them, all equally likely. If the
+	// arrivals are a trace, the trace's query takes the place of the target's.
 	Targets []*Target
-	// Clients are the client addresses. Connections use them in turn. Without any, the kernel
-	// chooses.
+	// Clients are the client addresses. Connections use them in turn. If there are none, the kernel
+	// chooses an address.
 	Clients []netip.Addr
 
-	// Arrivals says when requests are due. It ends by itself, or after Duration or Requests, unless
-	// they are 0.
+	// Arrivals are the times at which requests are due. A trace ends by itself.
 	Arrivals sim.Arrivals
+	// Duration is the time after which the arrivals end, and Requests their largest number. 0 means
+	// no limit.
 	Duration time.Duration
 	Requests uint64
-	// Warmup is the time at the beginning whose requests do not count in the report.
+	// Warmup is the time at the beginning of the run whose requests do not count in the report.
 	Warmup time.Duration
-	// Demand is the distribution of the work in the targets' URLs. Work is rounded to microseconds.
-	// It is nil if the targets have no placeholder for it.
+	// Demand is the distribution of the work that replaces {demand} in the targets' URLs, in
+	// seconds. Work is rounded to microseconds. Demand is nil if the targets have no such
+	// placeholder.
 	Demand *sim.Distribution
-	// RoundTrip, if it is set, makes clients seem far away: the generator acts on the end of a
-	// handshake and on a response only after a time from this distribution. So the balancer sees the
-	// packets of clients that replies reach so late. Times are those of the clock, multiplied by
-	// Scale. It excludes KeepAlive.
+	// RoundTrip, if it is set, lets clients appear to be far away. The generator draws a time from
+	// this distribution, and acts on the end of a handshake, or on a response, only after that
+	// time. So the balancer sees the packets of a client that receives replies so late. The times
+	// are in seconds, and are divided by Scale. KeepAlive is then not permitted.
 	RoundTrip *sim.Distribution
-	// Seed seeds arrivals, targets, work and round trips.
+	// Seed is the seed of arrivals, targets, work and round trips.
 	Seed uint64
 
-	// ConnectTimeout is counted from the beginning of the handshake, Timeout from the time at which
-	// the request was due. Both are more than 0.
-	ConnectTimeout, Timeout time.Duration
+	// ConnectTimeout is the longest time of a handshake; more than 0.
+	ConnectTimeout time.Duration
+	// Timeout is the longest time from when a request is due to the end of its response; more than
+	// 0.
+	Timeout time.Duration
 	// KeepAlive sends further requests on connections whose response is complete.
 	KeepAlive bool
-	// Connections is the largest number of open connections, without the idle ones; 0 stands for no
+	// Connections is the largest number of open connections, without the idle ones. 0 means no
 	// limit. At the limit, requests wait for a connection.
 	Connections int
-	// Idle is the number of connections that are opened before the first request, and held open
-	// without requests. They go to all targets in turn.
+	// Idle is the number of connections that are opened before the first request, to all targets in
+	// turn. They are held open without requests.
 	Idle int
 	// Headers are lines "Name: value", which are sent with each request. A line "Host: value" takes
 	// the place of the target's own.
@@ -73,14 +76,15 @@ type Config struct {
 	// ServerHeader is the name of the response header that names the server.
 	ServerHeader string
 
-	// Every is the length of the report's intervals; without intervals it is 0.
+	// Every is the length of the report's intervals. 0 means no intervals.
 	Every time.Duration
-	// Record, if it is set, gets the arrivals, as a trace of the format sim.TimedQueries.
+	// Record, if it is set, is where the arrivals are written, as a trace in the format
+	// sim.TimedQueries.
 	Record io.Writer
-	// Log, if it is set, gets a line of CSV for each measured request.
+	// Log, if it is set, is where a line of CSV is written for each measured request.
 	Log io.Writer
-	// Scale multiplies the times in Record and Log, for tests that are faster than real time; 0
-	// stands for 1.
+	// Scale multiplies the times in Record and Log. It is how many times faster than real time the
+	// run is; 0 means 1.
 	Scale float64
 	// Progress, if it is set, is called every second.
 	Progress func(Progress)
@@ -88,13 +92,13 @@ type Config struct {
 
 // Expectation is what a response must be.
 type Expectation struct {
-	// Status are the expected statuses; none stands for 200 to 399.
+	// Status are the expected statuses. An empty list means 200 to 399.
 	Status []int
-	// Body must be found in the first mebibyte of the body. nil stands for any body.
+	// Body must match somewhere in the first mebibyte of the body. nil means any body.
 	Body *regexp.Regexp
 }
 
-// check returns Succeeded, or the failure of a complete response.
+// check returns Succeeded if a complete response is as expected, or else how it differs.
 func (e *Expectation) check(r *response) Outcome {
 	switch {
 	case len(e.Status) == 0 && (r.status < 200 || r.status > 399),
@@ -106,27 +110,27 @@ func (e *Expectation) check(r *response) Outcome {
 	return Succeeded
 }
 
-// Progress is the state of a run. Requests of the warm-up are part of it.
+// Progress is the state of a run. It includes the requests of the warm-up.
 type Progress struct {
-	Elapsed  time.Duration // since the first request was due; negative while idle connections open
+	Elapsed  time.Duration // since the arrivals began; negative while idle connections are opened
 	Sent     uint64        // requests that were due until now
 	Failed   uint64
-	Rate     float64 // requests per second since the last call
-	Open     int     // connections, with those that are being opened and idle ones
+	Rate     float64 // requests per second since the last call of Config.Progress
+	Open     int     // connections, including idle ones, and those that are being opened
 	Waiting  int     // requests that wait for a connection
-	P50, P99 float64 // latency since the beginning in seconds, NaN without any
+	P50, P99 float64 // percentiles of the latency so far, in seconds; NaN if no request has succeeded
 }
 
 // Check returns an error if the parts of the configuration contradict each other.
 func (c *Config) Check() error {
 	for _, t := range c.Targets {
 		if len(c.Clients) > 0 && c.Clients[0].Is4() != t.Address.Addr().Is4() {
-			return fmt.Errorf("client address %s cannot connect to %s: one is IPv4, and the other is IPv6",
-				c.Clients[0], t.URL)
+			return fmt.Errorf("client address %s cannot connect to %s: one is IPv4, and the other is "+
+				"IPv6", c.Clients[0], t.URL)
 		}
 		if _, isTrace := c.Arrivals.(sim.Trace); isTrace && !t.isBare() {
-			return fmt.Errorf("URL %q: must have no path and no query, because those of the trace are used",
-				t.URL)
+			return fmt.Errorf("URL %q: must have no path and no query, because those of the trace are "+
+				"used", t.URL)
 		}
 		if t.HasDemand() && c.Demand == nil {
 			return fmt.Errorf("URL %q: contains a demand, and no distribution of it is given", t.URL)
@@ -147,7 +151,8 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// checkHeader refuses lines that are not "Name: value", and headers that the generator itself sets.
+// checkHeader returns an error unless a line has the form "Name: value". It also returns an error
+// for headers that the generator itself sets.
 func checkHeader(line string) error {
 	name, value, found := strings.Cut(line, ":")
 	if !found || name == "" || strings.ContainsAny(name, " \t") || strings.ContainsAny(value, "\r\n") {
@@ -161,10 +166,10 @@ func checkHeader(line string) error {
 	return nil
 }
 
-// Run sends the requests, and returns when all have their outcome. Sockets are made on the calling
-// goroutine's thread, and so in its network namespace. If ctx ends, requests without an outcome
-// count as unfinished, and Run returns the report. It also returns the report with an error about a
-// trace or a file.
+// Run sends the requests, and returns a report when all have an outcome. It makes sockets on the
+// calling goroutine's thread, and so in its network namespace. If ctx ends, Run returns the report
+// at once, in which requests without an outcome count as unfinished. If reading a trace or writing
+// a file fails, Run returns both a report and the error.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -185,8 +190,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	return g.results.report(g), errors.Join(running, ending)
 }
 
-// exactTimers has the kernel wake this thread at the intended times. By default, it may be 50 µs
-// late. restore undoes that.
+// exactTimers sets the timer slack of this thread to 1 ns, so that the kernel wakes it at the
+// intended times. By default, the kernel may wake it 50 µs later. restore sets the former timer
+// slack.
 func exactTimers() (restore func(), err error) {
 	before, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 	if err != nil {

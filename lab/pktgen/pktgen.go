@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pktgen sends packets of many flows as fast as the kernel can. A BPF program writes each
-// frame, and the kernel sends the frame directly from its page (BPF_PROG_TEST_RUN with
-// BPF_F_TEST_XDP_LIVE_FRAMES, since Linux 5.18; Documentation/bpf/bpf_prog_run.rst).
+// frame, and the kernel sends it without a copy (BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES,
+// since Linux 5.18; Documentation/bpf/bpf_prog_run.rst).
 package pktgen
 
 import (
@@ -21,36 +21,39 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// Kind is the kind of all packets.
+// Kind is the kind of packets that a generator sends.
 type Kind int
 
 // The kinds of packets.
 const (
 	SYN Kind = iota // opens a TCP connection
-	ACK             // a TCP segment without data, neither the first nor the last
+	ACK             // a TCP segment of an open connection, without data
 	UDP             // an empty datagram
 )
 
-// Order is the order of the flows.
+// Order is the order in which a generator sends packets of its flows.
 type Order int
 
 // The orders of flows.
 const (
 	Random Order = iota // each packet is of a random flow
-	InTurn              // one packet of each flow, then the next of each
+	InTurn              // one packet of each flow, then the second packet of each flow, and so on
 )
 
 const (
 	// MaxBatch is the maximum number of frames that the kernel sends at a time
 	// (TEST_XDP_MAX_BATCH).
 	MaxBatch = 256
-	// portBits and maxHostBits are the numbers of bits that distinguish flows. PORT_BITS in
-	// bpf/pktgen/pktgen.bpf.c is the same.
-	portBits, maxHostBits = 15, 32
-	// slice is the approximate duration of one call of the kernel, which cannot be interrupted. To
-	// set up a call takes about 20 ms.
+	// portBits is how many bits of the source port differ between flows. PORT_BITS in
+	// bpf/pktgen/pktgen.bpf.c has the same value.
+	portBits = 15
+	// maxHostBits is how many bits of the source address can differ between flows.
+	maxHostBits = 32
+	// slice is about the duration of one system call, which cannot be interrupted. It is long
+	// compared to the 20 ms that the kernel needs to prepare the call.
 	slice = 200 * time.Millisecond
-	// Number of frames in the first call, and the maximum in a call.
+	// firstFrames is the number of frames in the first system call, and maxFrames the largest
+	// number in any.
 	firstFrames, maxFrames = 1 << 14, 1 << 26
 )
 
@@ -58,34 +61,34 @@ const (
 type Config struct {
 	Kind  Kind
 	Order Order
-	// Flows is the number of flows. 0 means that each packet has a random flow. The maximum is 2^15
-	// for each address of Sources.
+	// Flows is the number of flows, at most 2^15 for each address of Sources. 0 means that each
+	// packet is of a random one of all the flows that Sources permits.
 	Flows uint32
-	// Sources has the source addresses, of the family of the destination. Only the last 32 bits
-	// vary.
+	// Sources has the source addresses. They are of the destination's family, and differ only in
+	// the last 32 bits.
 	Sources     netip.Prefix
 	Destination netip.AddrPort
 	// Ethernet addresses of the frames.
 	SourceMAC, DestinationMAC packet.MAC
 	// Interface is the index of the interface that sends the frames, in the network namespace of
-	// Run's caller. If it is a veth, the far end must run XDP or have GRO on. Otherwise it drops
+	// Run's caller. If it is a veth, its peer must run XDP or have GRO on. Otherwise the peer drops
 	// all frames.
 	Interface int
 	// Receive passes the frames to the host's own stack, as if the interface had received them.
 	// Nothing is sent.
 	Receive bool
-	// Batch is the number of frames sent at a time, from 1 to MaxBatch. 0 means 64, the kernel's
-	// default. Large batches cost less per packet. Small batches do not overflow queues.
+	// Batch is the number of frames that the kernel sends at a time, from 1 to MaxBatch. 0 means
+	// 64, the kernel's default. A large batch costs less for each packet, but may overflow a queue.
 	Batch uint32
 	// Rate is the limit in packets per second. 0 means no limit. The CPU is fully busy even with a
 	// limit.
 	Rate float64
-	// Count is the number of packets to send. 0 means that only the context ends the run. With a
-	// count and without a rate, all packets are sent in one call of the kernel if possible, and no
-	// other packets come between them.
+	// Count is the number of packets to send. 0 means no limit: the run ends with its context.
+	// Without a rate, up to 2^26 packets are sent in one system call, so that no other packets come
+	// between them.
 	Count uint64
-	// CPU is the CPU on which the generator runs, and on which the kernel does its immediate work
-	// for the packets. A negative number means any CPU.
+	// CPU is the CPU on which the generator runs. The kernel also receives the packets of a veth
+	// there. A negative number means any CPU.
 	CPU int
 }
 
@@ -95,7 +98,7 @@ type Result struct {
 	Elapsed time.Duration // from the first packet to the last
 }
 
-// Rate returns the rate in packets per second.
+// Rate returns the number of packets sent per second.
 func (r Result) Rate() float64 { return float64(r.Sent) / r.Elapsed.Seconds() }
 
 // Generator sends packets.
@@ -130,6 +133,7 @@ func New(cfg Config) (*Generator, error) {
 // Close unloads the generator.
 func (g *Generator) Close() error { return g.objects.Close() }
 
+// check returns an error if a field is out of range.
 func (c *Config) check() error {
 	source, destination := c.Sources.Masked().Addr(), c.Destination.Addr()
 	switch {
@@ -147,12 +151,13 @@ func (c *Config) check() error {
 	return nil
 }
 
-// hostBits returns the number of bits of the source address that vary.
+// hostBits returns how many bits of the source address differ between flows.
 func (c *Config) hostBits() int {
 	return min(maxHostBits, c.Sources.Addr().BitLen()-c.Sources.Bits())
 }
 
-// frame returns the packet of a flow whose variable bits are zero, padded to a multiple of 8 bytes.
+// frame returns the frame of the flow whose port and host bits are zero. The program copies it in
+// words of 8 bytes, so its length is padded to a multiple of 8.
 func (c *Config) frame() []byte {
 	source := netip.AddrPortFrom(c.Sources.Masked().Addr(), 0)
 	ethernet := packet.Ethernet(c.SourceMAC, c.DestinationMAC)
@@ -165,11 +170,13 @@ func (c *Config) frame() []byte {
 	case UDP:
 		frame = packet.UDP(source, c.Destination, ethernet)
 	}
-	const shortest = 60 // minimum of Ethernet, without the checksum
-	return append(frame, make([]byte, (max(len(frame), shortest)+7)/8*8-len(frame))...)
+	const shortest = 60 // the minimum of Ethernet, without the checksum
+	padded := (max(len(frame), shortest) + 7) / 8 * 8
+	return append(frame, make([]byte, padded-len(frame))...)
 }
 
-// Offsets in frames without VLAN tags, IP options or extension headers.
+// Lengths of headers, and offsets of fields in their headers. Frames have no VLAN tags, IP options
+// or extension headers.
 const (
 	ethernetLength                 = 14
 	ipv4Length, ipv6Length         = 20, 40
@@ -185,7 +192,7 @@ func (c *Config) variables(frame []byte) map[string]any {
 		words[i] = binary.NativeEndian.Uint64(frame[8*i:])
 	}
 	sourceEnd, transport := ethernetLength+ipv6SourceEnd, ethernetLength+ipv6Length
-	headerChecksum := 0
+	headerChecksum := 0 // IPv6 has none
 	if c.Destination.Addr().Is4() {
 		sourceEnd, transport = ethernetLength+ipv4SourceEnd, ethernetLength+ipv4Length
 		headerChecksum = ethernetLength + ipv4Checksum
@@ -196,7 +203,7 @@ func (c *Config) variables(frame []byte) map[string]any {
 	}
 	egress := uint32(c.Interface)
 	if c.Receive {
-		egress = 0
+		egress = 0 // the program passes the frames to the stack
 	}
 	return map[string]any{
 		pktgenVarPacket:       words,
@@ -213,7 +220,7 @@ func (c *Config) variables(frame []byte) map[string]any {
 	}
 }
 
-// interval returns the time between two packets, in nanoseconds.
+// interval returns the time between two packets in nanoseconds, or 0 without a rate.
 func (c *Config) interval() uint64 {
 	if c.Rate == 0 {
 		return 0
@@ -221,9 +228,8 @@ func (c *Config) interval() uint64 {
 	return uint64(float64(time.Second) / c.Rate)
 }
 
-// Run sends until Count packets are sent or the context ends. Neither is an error. The calling
-// thread must be in the network namespace of the interface, and no other goroutine may use the
-// thread.
+// Run sends packets until it has sent Count, or the context ends. It returns no error in either
+// case. The calling goroutine must be locked to a thread in the network namespace of the interface.
 func (g *Generator) Run(ctx context.Context) (Result, error) {
 	if g.cfg.CPU >= 0 {
 		leave, err := stayOn(g.cfg.CPU)
@@ -236,6 +242,7 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	// The program stops when it has made this number of packets since it was loaded.
 	limit := uint64(math.MaxUint64)
 	if g.cfg.Count > 0 {
 		limit = before + g.cfg.Count
@@ -250,9 +257,10 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 	return Result{Sent: now - before, Elapsed: elapsed}, errors.Join(err, errSent)
 }
 
-// sendUntil sends until limit packets are sent in total, or the context ends.
+// sendUntil makes system calls until the program has made limit packets since it was loaded, or the
+// context ends. It doubles the number of frames of a call until a call takes about slice.
 func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
-	frames := uint32(firstFrames)
+	frames := uint32(firstFrames) // in the next call
 	if g.cfg.Count > 0 && g.cfg.Rate == 0 {
 		frames = maxFrames
 	}
@@ -261,7 +269,7 @@ func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 		if err != nil || sent >= limit {
 			return err
 		}
-		if g.cfg.Rate == 0 { // with a rate, not every frame is sent
+		if g.cfg.Rate == 0 { // with a rate, the program drops frames that are not due, so it needs more
 			frames = uint32(min(uint64(frames), limit-sent))
 		}
 		start := time.Now()
@@ -275,6 +283,7 @@ func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 	return nil
 }
 
+// batch returns the number of frames that the kernel sends at a time.
 func (c *Config) batch() uint32 {
 	if c.Batch == 0 {
 		return 64
@@ -290,12 +299,12 @@ func (g *Generator) sent() (sent uint64, err error) {
 	return sent, nil
 }
 
-// xdpContext is struct xdp_md.
+// xdpContext has the layout of struct xdp_md.
 type xdpContext struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// send passes n frames to the program.
+// send makes a system call that runs the program for n frames.
 func (g *Generator) send(n uint32) error {
 	_, err := g.objects.Generate.Run(&ebpf.RunOptions{
 		Data:      g.frame,
@@ -310,7 +319,7 @@ func (g *Generator) send(n uint32) error {
 	return nil
 }
 
-// stayOn keeps the calling goroutine's thread on one CPU.
+// stayOn locks the calling goroutine to its thread, and the thread to one CPU. leave undoes both.
 func stayOn(cpu int) (leave func(), err error) {
 	var before, one unix.CPUSet
 	runtime.LockOSThread()
@@ -327,8 +336,9 @@ func stayOn(cpu int) (leave func(), err error) {
 		return nil, fmt.Errorf("run on CPU %d: %w", cpu, err)
 	}
 	return func() {
-		if unix.SchedSetaffinity(0, &before) == nil { // otherwise the thread ends here
+		if unix.SchedSetaffinity(0, &before) == nil {
 			runtime.UnlockOSThread()
 		}
+		// Otherwise the thread stays locked, so that no other goroutine runs on this CPU only.
 	}, nil
 }

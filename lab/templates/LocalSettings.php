@@ -23,7 +23,7 @@ $wgMemCachedServers = [ '127.0.0.1:11211' ];
 $wgCacheDirectory = {{quote .Cache}};
 $wgLocalisationCacheConf['store'] = 'array';
 
-# Nobody logs in. A request does no work for others.
+# Nobody logs in, so the key need not be secret. A request runs no queued jobs.
 $wgSecretKey = 'generated';
 $wgJobRunRate = 0;
 $wgPingback = false;

@@ -1,5 +1,5 @@
 {{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
-# bgpd tries again only after ten seconds if zebra does not listen yet.
+# Start bgpd only when zebra listens. Otherwise bgpd tries again only after ten seconds.
 {{.FRR}}/zebra -f {{.Dir}}/../conf/edge-zebra.conf -i {{.Dir}}/zebra.pid -z {{.Dir}}/zserv.api \
     --vty_socket {{.Dir}} -P 0 --log stdout &
 until [ -S {{.Dir}}/zserv.api ]; do
@@ -7,7 +7,7 @@ until [ -S {{.Dir}}/zserv.api ]; do
     sleep 0.05
 done
 {{- if .BFD}}
-# FRR 10 has no --bfdctl. Former versions make this socket in a directory of the machine by default.
+# FRR 10 has no --bfdctl. Without it, earlier versions make this socket in a directory of the machine.
 bfdctl=
 ! {{.FRR}}/bfdd --help | grep -q -e --bfdctl || bfdctl="--bfdctl {{.Dir}}/bfdd.sock"
 {{.FRR}}/bfdd -f {{.Dir}}/../conf/edge-bfdd.conf -i {{.Dir}}/bfdd.pid -z {{.Dir}}/zserv.api \

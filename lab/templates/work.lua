@@ -5,9 +5,9 @@
 
 -- The units of a duration, in seconds. They are those of segue-lab app.
 local units = {ns = 1e-9, us = 1e-6, ["µs"] = 1e-6, ms = 1e-3, s = 1, m = 60, h = 3600}
-local longest = 3600
+local longest = 3600 -- the longest duration that a request may ask for, in seconds
 
--- seconds returns the duration that a text such as 190ms or 1m30.5s means, or nil if the text is no
+-- seconds converts a duration such as 190ms or 1m30.5s to seconds. It returns nil if the text is not a
 -- duration.
 local function seconds(text)
     if text == "0" then
@@ -25,9 +25,9 @@ local function seconds(text)
     return text ~= "" and sum or nil
 end
 
--- compute uses CPU time. os.clock is the CPU time of this process, and a worker of the MPM prefork
--- is a process with one thread. os.clock is a system call, so the loop calls it every few
--- microseconds only.
+-- compute uses CPU time for a duration in seconds, and returns how much it has used. os.clock is the
+-- CPU time of this process, and a worker of the MPM prefork is a process with one thread. os.clock is
+-- a system call, so the loop calls it only every few microseconds.
 local function compute(duration)
     local from = os.clock()
     local sum = 0

@@ -25,15 +25,15 @@ func (w *Wiki) Dump(out io.Writer) error {
 	return b.Flush()
 }
 
-// templateSpace is the number of the namespace of templates.
+// templateSpace is the number of MediaWiki's namespace for templates.
 const templateSpace = 10
 
-// writePage writes a page with one revision. The writer keeps the first error.
+// writePage writes a page with one revision. The caller finds errors in the writer's Flush.
 func writePage(b *bufio.Writer, title string, namespace int, text string) {
 	fmt.Fprintf(b, "<page><title>%s</title><ns>%d</ns><revision>"+
 		"<timestamp>2026-01-01T00:00:00Z</timestamp><contributor><ip>192.0.2.1</ip></contributor>"+
 		"<model>wikitext</model><format>text/x-wiki</format><text xml:space=\"preserve\">",
 		title, namespace)
-	xml.EscapeText(b, []byte(text)) // its error is that of the writer
+	xml.EscapeText(b, []byte(text))
 	fmt.Fprint(b, "</text></revision></page>\n")
 }

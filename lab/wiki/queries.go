@@ -12,13 +12,14 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Path is where the servers of the lab have MediaWiki.
+// Path is the path in URLs at which the servers of the lab have MediaWiki.
 const Path = "/wiki"
 
-// pagePath begins the path of a page, as in the papers (6LB, section VI-C3; SRLB, section VI-C).
+// pagePath is the path of a page in URLs, without the page's title. It has the same form as in the
+// papers (6LB, section VI-C3; SRLB, section VI-C).
 const pagePath = Path + "/index.php/"
 
-// files are static files of MediaWiki, which a browser loads with a page.
+// files are static files of MediaWiki that a browser loads with a page.
 var files = []string{
 	Path + "/resources/assets/change-your-logo.svg",
 	Path + "/resources/assets/poweredby_mediawiki_88x31.png",
@@ -32,14 +33,15 @@ type Queries struct {
 	Arrivals sim.Arrivals
 	// Duration is the time in which the requests arrive.
 	Duration time.Duration
-	// Static is the share of requests for static files, from 0 to 1. The others are for pages, by
-	// their popularity.
+	// Static is the share of requests for static files, from 0 to 1. The other requests draw pages
+	// by their popularity.
 	Static float64
-	// Seed selects the arrivals and the pages.
+	// Seed is the seed of the arrivals and the pages.
 	Seed uint64
 }
 
-// WriteQueries writes the requests as a trace: lines of time, in seconds, and path, with a header.
+// WriteQueries writes the requests as a trace: a header, and a line for each request with its time
+// in seconds and its path.
 func (w *Wiki) WriteQueries(out io.Writer, q Queries) error {
 	arrivals, err := q.Arrivals.Start(sim.NewRand(q.Seed, 0))
 	if err != nil {
@@ -64,8 +66,8 @@ func (w *Wiki) WriteQueries(out io.Writer, q Queries) error {
 	}
 }
 
-// WritePages writes a trace with one request for each page, at equal intervals of a rate per
-// second.
+// WritePages writes a trace with one request for each page, at equal intervals. rate is the number
+// of requests per second.
 func (w *Wiki) WritePages(out io.Writer, rate float64) error {
 	b := bufio.NewWriter(out)
 	fmt.Fprintln(b, "time\tquery")
@@ -75,7 +77,7 @@ func (w *Wiki) WritePages(out io.Writer, rate float64) error {
 	return b.Flush()
 }
 
-// query returns the path of a page.
+// query returns the path of the page with the given rank.
 func (w *Wiki) query(page int) string {
 	return pagePath + strings.ReplaceAll(w.titles[page], " ", "_")
 }

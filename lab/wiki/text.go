@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// templates are the pages that others include. They make MediaWiki's parser work as it does for an
-// encyclopedia: each use expands parameters.
+// templates are pages that other pages include with parameters. To expand them is a large part of
+// the work of MediaWiki's parser, as in an encyclopedia.
 var templates = []struct{ title, text string }{
 	{"Template:Infobox", `{| class="wikitable" style="float: right; width: 20em"
 ! colspan="2" | {{{name}}}
@@ -30,10 +30,10 @@ var templates = []struct{ title, text string }{
 	{"Template:Note", `<div style="border: 1px solid #aaa; padding: 0.5em">'''Note:''' {{{1}}}</div>`},
 }
 
-// text returns the wikitext of a page.
+// text returns the wikitext of the page with the given rank.
 func (w *Wiki) text(page int) string {
 	a := &author{wiki: w, r: w.random(streamPages + uint64(page))}
-	target := size(a.r)
+	target := size(a.r) // in bytes
 	if a.r.IntN(2) == 0 {
 		fmt.Fprintf(a, "{{Infobox|name=%s|region=%s|year=%d|population=%d|known=%s}}\n",
 			w.titles[page], a.title(), 1000+a.r.IntN(1000), a.r.IntN(1e6), a.words(5))
@@ -48,17 +48,17 @@ func (w *Wiki) text(page int) string {
 	return a.String()
 }
 
-// author writes one page.
+// author writes one page. It contains the text so far.
 type author struct {
 	strings.Builder
 	wiki *Wiki
 	r    *rand.Rand
 }
 
-// title returns the title of a page. Popular pages have more links to them.
+// title returns the title of a page for a link. It draws the page by popularity.
 func (a *author) title() string { return a.wiki.titles[a.wiki.page.draw(a.r)] }
 
-// words returns n words with blanks between.
+// words returns n words, drawn by popularity, with blanks between them.
 func (a *author) words(n int) string {
 	words := make([]string, n)
 	for i := range words {
@@ -81,6 +81,7 @@ func (a *author) sentence() string {
 	return text + "."
 }
 
+// paragraph returns three to seven sentences, every other time with a source.
 func (a *author) paragraph() string {
 	var sentences []string
 	for range 3 + a.r.IntN(5) {
@@ -111,6 +112,7 @@ func (a *author) section() {
 	}
 }
 
+// table writes a table of random size.
 func (a *author) table() {
 	columns := 2 + a.r.IntN(4)
 	a.WriteString("{| class=\"wikitable\"\n")

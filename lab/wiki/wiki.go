@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wiki generates a wiki for experiments: its pages, as a dump that MediaWiki imports, and a
-// day of requests for them. Everything follows from a seed. Nothing comes from a real wiki: words,
-// titles and links are random, and sizes and popularities follow the distributions that are named
-// here.
+// Package wiki generates a wiki for experiments: its pages, as a dump that MediaWiki can import,
+// and a day of requests for these pages. Everything follows from a seed, and nothing comes from a
+// real wiki. Words, titles and links are random. Sizes and popularities follow the distributions
+// below.
 package wiki
 
 import (
@@ -14,23 +14,22 @@ import (
 	"strings"
 )
 
-// Version grows with each change of what a seed generates.
+// Version is the version of the generator. It must grow when the same seed generates another wiki.
 const Version = 1
 
 // MaxPages is the largest number of pages.
 const MaxPages = 100_000
 
-// Distributions. The text of a page has a log-normal size with this median in bytes, and this
-// standard deviation of the logarithm. So the mean is 5.5 kB.
+// The size of a page's text has a log-normal distribution, with a mean of 5.5 kB.
 const (
-	medianSize = 3000
-	deviation  = 1.1
-	leastSize  = 300
-	mostSize   = 60_000
+	medianSize = 3000   // in bytes
+	deviation  = 1.1    // the standard deviation of the size's natural logarithm
+	leastSize  = 300    // smaller sizes are raised to this one
+	mostSize   = 60_000 // larger sizes are lowered to this one
 )
 
-// The rank of a word or page is its place in the order of popularity. The one of rank k is chosen
-// with a probability proportional to k to the power of minus these exponents (Zipf's law).
+// The rank of a word or page is its place in the order of popularity. By Zipf's law, rank k is
+// drawn with a probability that is proportional to 1/k^exponent.
 const (
 	wordExponent = 1.0
 	pageExponent = 0.8
@@ -44,13 +43,13 @@ const (
 // Wiki is a generated wiki.
 type Wiki struct {
 	seed   uint64
-	words  []string
-	titles []string // from the most popular page to the least popular one
-	word   zipf
-	page   zipf
+	words  []string // by rank: the most popular one first
+	titles []string // of the pages, by rank
+	word   zipf     // of the ranks of words
+	page   zipf     // of the ranks of pages
 }
 
-// The streams of random numbers of a seed. Page i has the stream streamPages + i.
+// The streams of random numbers of a seed. The text of page i has the stream streamPages + i.
 const (
 	streamWords = iota
 	streamTitles
@@ -72,6 +71,7 @@ func New(pages int, seed uint64) *Wiki {
 	return w
 }
 
+// random returns the generator of a stream of random numbers.
 func (w *Wiki) random(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(w.seed, stream)) }
 
 // Titles returns the titles of all pages, from the most popular page to the least popular one.
@@ -104,6 +104,7 @@ func newWord(r *rand.Rand) string {
 	return word.String()
 }
 
+// capital changes the first letter of a text to upper case.
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // size draws the size of a page in bytes.
@@ -112,10 +113,11 @@ func size(r *rand.Rand) int {
 	return int(min(max(drawn, leastSize), mostSize))
 }
 
-// zipf draws ranks from 0. It is the cumulative distribution of the ranks. (The Zipf of math/rand
-// needs an exponent above 1.)
+// zipf draws ranks by Zipf's law. Element k is the sum of the weights of the ranks up to k, where
+// the most popular rank is 0. (The Zipf of math/rand needs an exponent above 1.)
 type zipf []float64
 
+// newZipf returns the distribution of n ranks.
 func newZipf(n int, exponent float64) zipf {
 	z := make(zipf, n)
 	sum := 0.0
@@ -126,6 +128,7 @@ func newZipf(n int, exponent float64) zipf {
 	return z
 }
 
+// draw draws a rank, from 0.
 func (z zipf) draw(r *rand.Rand) int {
 	return sort.SearchFloat64s(z, r.Float64()*z[len(z)-1])
 }
