@@ -53,8 +53,8 @@ func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err e
 	return attached, nil
 }
 
-// claim finds the links that an earlier process has left on the interfaces, even if an interface had
-// another part then.
+// claim gives the links that an earlier process has left on the interfaces the pins of the present
+// places. They have other pins if interfaces have changed their parts, such as node.inside.
 func (l *Loader) claim(t *Takeover, places []Place) error {
 	for _, place := range places {
 		for _, other := range l.Hooks {
@@ -69,7 +69,7 @@ func (l *Loader) claim(t *Takeover, places []Place) error {
 	return nil
 }
 
-// settle detaches the programs of earlier processes at other places.
+// settle detaches the programs of earlier processes at all other places.
 func (l *Loader) settle(places []Place) error {
 	used, ifindexes := map[Hook]bool{}, []int{}
 	for _, place := range places {
@@ -267,9 +267,9 @@ func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
 	return nil
 }
 
-// ClaimLink gives the link of an interface the name pin, if it has the name other. A link that has
-// the name pin gets the name other: interfaces can have changed their parts since an earlier
-// process. No link is detached, except for one that UpdateLink would detach first.
+// ClaimLink renames the pin of an interface's link from other to pin. It does nothing if the link
+// with the pin other is not of this interface. If there is a link with the name pin already, the two
+// exchange their names. No link is detached, except for one that UpdateLink would detach first.
 func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	for _, unfinished := range []string{next(pin), next(other)} {
 		if err := DetachLink(unfinished); err != nil {

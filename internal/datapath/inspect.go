@@ -25,7 +25,6 @@ const (
 	AgentProgram    = "xdp_agent"
 
 	flowsPin = "flows" // a balancer has it before its program is attached
-
 )
 
 // xdpPins are the possible XDP links of an instance.

@@ -38,7 +38,7 @@ func KeepMap(dir string, m *ebpf.Map) error {
 		return err
 	}
 	id, _ := info.ID()
-	clone, err := m.Clone() // the pin is not that of m
+	clone, err := m.Clone() // m can then be pinned elsewhere
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func ReleaseMap(dir string, id ebpf.MapID) error {
 	return release(numberPin(dir, mapKind, uint32(id)))
 }
 
-// ReleaseMapsExcept removes the pins of all other maps.
+// ReleaseMapsExcept removes the pins by number of all maps that are not in used.
 func ReleaseMapsExcept(dir string, used map[ebpf.MapID]bool) error {
 	return releaseExcept(dir, mapKind, func(number uint32) bool { return used[ebpf.MapID(number)] })
 }

@@ -23,7 +23,7 @@ const (
 // bytes 2 and 3 are 0. Then there are floating-point numbers of 32 bits, little-endian.
 type Saved [StateSize]byte
 
-// contents is byte 1 of a state.
+// contents returns byte 1 of a state: 1 for capacities, 2 to 4 for speeds, and 0 for beliefs alone.
 func (e *Estimator) contents() byte {
 	switch {
 	case e.capacities != nil:
@@ -125,7 +125,7 @@ func (l *learned) restore(numbers []float64) {
 	}
 }
 
-// save saves the noise with each server, though it is the same for all.
+// save appends what was learned of a server. The noise is the same in the states of all servers.
 func (s *Speeds) save(server int, numbers []float64) []float64 {
 	v := &s.servers[server]
 	relative, unit := v.weight*float64(len(s.servers)), s.unit()

@@ -20,7 +20,7 @@ type Territory struct {
 	homes    int32     // number of home servers, which are first in order
 	home     *Ranking
 	away     *Ranking
-	// Sums over the home servers.
+	// Sums over the home servers: of flows and of capacities.
 	carried, room float64
 }
 

@@ -25,7 +25,7 @@ var TSO = []string{
 	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation",
 }
 
-// ActiveOffloads returns the offloads that are on, of those named.
+// ActiveOffloads returns those of the given offloads that are on at the interface of this name.
 func ActiveOffloads(name string, offloads ...string) ([]string, error) {
 	reply, err := request(name, unix.ETHTOOL_MSG_FEATURES_GET)
 	if err != nil {
