@@ -32,7 +32,7 @@ import (
 
 const (
 	// hintInterval is the time between two sweeps of the hint table. A hint that no packet follows
-	// stays for one to two of them.
+	// stays for one to two intervals.
 	hintInterval = 30 * time.Second
 	// sweepInterval is the time between two sweeps of the flow table. An entry stays at most that
 	// long after its timeout has passed.
@@ -57,7 +57,7 @@ type Balancer struct {
 	generations serversets.Generations
 	saved       serversets.Generations // what the file of generations contains
 	saveProblem string                 // why they could not be saved; told once
-	// Both may be nil: nobody wants to know.
+	// Both functions may be nil.
 	reportUnsaved func(problem string)
 	reportReasons func([]rundir.ServerReason)
 	reported      []rundir.ServerReason // the last reasons that were reported
@@ -83,9 +83,9 @@ type Balancer struct {
 	mode          datapath.Mode   // native if at least one interface is
 	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
 	events        *events.Stream
-	stale         map[string]bool // services whose servers that get new flows must be chosen again
-	// The alarms of pending work: choose the servers of stale services, log, and let servers that
-	// start slowly take new flows or rest.
+	stale         map[string]bool // names of services that must choose servers of new flows again
+	// The alarms of pending work. At choice, stale services choose their servers. At journal,
+	// changes are logged. At slow, servers that start slowly begin to take new flows or to rest.
 	choice, journal, slow *alarm
 	// patience is how long a reload waits for next hops, after the resolver's first update.
 	patience  time.Duration
@@ -313,7 +313,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	}
 }
 
-// arm sets the alarms of pending work, and tells which services can serve.
+// arm sets the alarms of pending work, and tells the abilities of the services.
 func (b *Balancer) arm() {
 	b.tellAbilities()
 	if len(b.stale) > 0 {
@@ -400,8 +400,8 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	return nil
 }
 
-// followAddresses tells the data path the addresses of the host. An error leaves the data path as it
-// is, but for clients on the host whose addresses it does not know.
+// followAddresses tells the data path the addresses of the host. It only logs an error: without an
+// address, the data path just cannot deliver the packets of clients on the host that use it.
 func (b *Balancer) followAddresses(now []netip.Addr) {
 	if slices.Equal(now, b.addresses) {
 		return
@@ -455,15 +455,16 @@ func (b *Balancer) setHost() error {
 	return b.plane.SetHost(b.own)
 }
 
-// reload applies another configuration, with its secrets and the generations of its services;
-// nil: those that follow from the present ones. If that fails, reload restores the running
-// configuration.
+// reload applies another configuration, with its secrets and the generations of its services. If
+// the generations are nil, reload makes them from the present ones. If a step fails, reload
+// restores the running configuration.
 func (b *Balancer) reload(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, generations serversets.Generations,
 ) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
+	// everything tells that the reload can affect services that do not differ.
 	everything := !b.services.isSure || !reflect.DeepEqual(cfg.Node, b.cfg.Node)
 	diff := diffOf(b.cfg.Services, cfg.Services)
 	if err := b.widen(cfg); err != nil {
@@ -512,7 +513,8 @@ func (b *Balancer) reload(
 	return nil
 }
 
-// widen makes the programs able to do what a desired state needs, before their tables ask for it.
+// widen replaces the programs if they lack features that a desired state needs. It is called before
+// the tables use these features.
 func (b *Balancer) widen(cfg *desired.Balancer) error {
 	return datapath.TakeOver(b.log, func(t *datapath.Takeover) error { return b.plane.Widen(t, cfg) })
 }

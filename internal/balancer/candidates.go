@@ -26,8 +26,8 @@ const mostBuiltRows = 8
 type builtRows struct {
 	keys []rowsKey // the latest one last
 	rows map[rowsKey]*dataplane.Rows
-	// last are the last tables of single sets, also those of earlier changes: the next change of a service
-	// needs the tables of its former sets again.
+	// last are the last tables of single sets, also those of earlier changes: the next change of a
+	// service needs the tables of its former sets again.
 	last []builtSet
 }
 
@@ -37,8 +37,8 @@ type builtSet struct {
 }
 
 const (
-	mostLast = 4
-	mostKept = 1 << 20 // entries of a table that is kept: 2 MB
+	mostLast = 4       // how many tables last has
+	mostKept = 1 << 20 // how many entries a table in last may have: 2 MB
 )
 
 // forget forgets all but the last tables of single sets.
@@ -104,10 +104,10 @@ func (p *placing) key(names []string) rowsKey {
 }
 
 // buildRows builds the candidate table of the sets. Each place of a row has its present server and
-// then the last different ones that it had, depth of them together. Servers that are no longer
-// configured have no slot, and are left out. With cookies, a row has as many places as are
-// configured, also if there are fewer servers: the width of cookies must not change when servers
-// come and go. buildRows returns an error if a set is not valid.
+// then the last other servers that it had, p.depth in all. Servers that are no longer configured
+// have no slot, and are left out. If packets need a column table, a row has as many places as
+// candidates are configured, also if there are fewer servers: the width of cookies must not change
+// when servers come and go. buildRows returns an error if a set is not valid.
 func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
 	built := make([]*tables.Table, len(p.sets))
 	candidates := 0
@@ -128,8 +128,9 @@ func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
 	return rows, nil
 }
 
-// addSet adds the servers of a table to rows: those of the present one, or of one before the last
-// that was added. The tables of former sets can have fewer buckets, in turns.
+// addSet adds the servers of a table to rows. The first table to be added is that of the present
+// set, then comes that of the set before it, and so on. The table of a former set can have fewer
+// rows, under round-robin: addSet repeats them.
 func addSet(rows *dataplane.Rows, table *tables.Table, slots map[string]uint16, isPresent bool) {
 	slotOf := make([]uint16, len(table.Servers))
 	for i, server := range table.Servers {
@@ -203,11 +204,11 @@ type placement struct {
 	want  *serviceState
 	input placing
 	table uint8 // which of the service's two tables
-	// rows is the content of the table, and only the shape after install; nil: the table in force,
-	// whose input has not changed.
+	// rows is the content of the table. After install it is only the shape. It is nil if the input
+	// has not changed, so that the table in force stays.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
-	// isWide is as that of transition.
+	// isWide tells that entries, slots or IDs may be left: see transition.
 	isWide bool
 }
 
@@ -242,7 +243,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 	return p, nil
 }
 
-// place makes a service's entry name its candidate table, which exists.
+// place puts the rule of a service in force, which names its candidate table. The table exists.
 func (s *services) place(to *placement) error {
 	svc, p := to.svc, to.input
 	rule := dataplane.RuleOf(svc.Service)
@@ -265,6 +266,7 @@ func (s *services) place(to *placement) error {
 		svc.label = label
 	}
 	s.setCapabilities(svc, &rule)
+	// Packets may still use the former table, or the former meaning of known_sid, until settle.
 	swapped := rule.Table() != svc.rule.Table() ||
 		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
 	svc.rule, svc.placed = rule, p
@@ -277,10 +279,11 @@ func (s *services) place(to *placement) error {
 	return nil
 }
 
-// settle waits until no packet uses a candidate table or a rule that was replaced. Then servers
-// that are not in the new tables cease to get new flows, and servers are asked what the new rules
-// require. One wait does for all services, because it can take tens of milliseconds. settle returns
-// an error if the wait fails, and can be called again.
+// settle waits until no packet uses a candidate table or a rule that was replaced. It then makes
+// servers that are not in the new tables cease to get new flows, and makes packets of known flows
+// ask servers for what the new rules require. It waits only once for all services, because a wait
+// can take tens of milliseconds. settle returns an error if the wait fails, and can be called
+// again.
 func (s *services) settle() error {
 	if len(s.swapped) == 0 {
 		return nil
@@ -304,8 +307,8 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	}
 }
 
-// removeSpares removes the candidate tables that are no longer in force. The lines of former
-// rankings become free.
+// removeSpares removes the candidate tables that are no longer in force. Its wait for packets also
+// frees the lines of former rankings.
 func (s *services) removeSpares() error {
 	hasSpare := func(svc *service) bool { return svc.hasSpare }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), hasSpare) &&
@@ -335,10 +338,10 @@ func (s *services) removeSpares() error {
 	return nil
 }
 
-// setCapabilities sets the flags that tell placement and persistence about servers and each other:
-// whether servers pass packets on, and whether they send signals and so can be asked about flows.
-// After a service has stopped hunting, its flows can be half-open for up to the timeout of new
-// flows.
+// setCapabilities sets the flags of a rule that tell what the service's servers can do: whether
+// they pass packets on, and whether they send signals and so can be asked about flows. Other flags
+// tell what flows of an earlier method may be left. After a service has stopped hunting, its flows
+// can be half-open for up to the timeout of new flows.
 func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	if svc.passesOn() {
 		rule.Flags |= dataplane.RuleServersPassOn
@@ -363,8 +366,8 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// setFormerFlows sets the flags of a service without a flow table. If it has just become so, the
-// flow tables still have its flows, until the last one has ended.
+// setFormerFlows sets the flags of a service without a flow table. If the service had a flow table
+// before, the flow tables still have its flows, until the last one has ended.
 func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 	svc.huntsEnd = time.Time{}
 	if !svc.hasFormerFlows() {
@@ -437,9 +440,10 @@ func (s *services) admit(svc *service) {
 }
 
 // admitUsable makes the usable servers of a service get new flows, and then puts the service's rule
-// in force, which may name a new candidate table. It returns the other servers. Those in the former
-// table must get new flows until no packet uses that table (settle). So no packet sees a change of
-// weights in part: a server whose weight is or was 0 is in only one of the tables.
+// in force, which may name a new candidate table. It returns the other servers, and does not change
+// them: those in the former table must get new flows until no packet uses that table (settle).
+// Otherwise packets would see a change of weights in part, because a server whose weight is or was
+// 0 is in only one of the two tables.
 func (s *services) admitUsable(svc *service) (unused []*member) {
 	usable := s.usable(svc)
 	if ability := s.abilityOf(svc, usable); ability != svc.ability {

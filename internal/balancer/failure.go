@@ -20,7 +20,7 @@ func hasFailed(all dataplane.Causes) bool {
 // have no cause. A cause that all servers have is ignored, unless the service refuses new flows
 // then. For example, if the health checks of all servers fail, a fault of the checks is more likely
 // than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that still await
-// the result of their first health check are excluded while one that has passed works.
+// their first health check are excluded if another server has had its first one, and works.
 func (s *services) usable(svc *service) []*member {
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
 	chosen := undrained
@@ -73,15 +73,15 @@ func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags 
 
 // leaveDrained tells whether the flows of UDP of a service move away from drained servers. If no
 // server takes new flows, they stay: they could only be dropped. They also stay until a server that
-// takes new flows has had its first health check: none may be there.
+// takes new flows has had its first health check: until then, perhaps none of them works.
 func (s *services) leaveDrained(svc *service) bool {
 	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0 && !svc.awaits
 }
 
-// endFlows makes packets of the unused members' flows leave these servers, if the service says so.
-// Another server then gets the packets, and resets the connections, which it does not have. The
-// data path finds the flow table's entry of such a flow to be of another service
-// (bpf/balancer/segments.h).
+// endFlows makes packets leave the unused members that have failed, if the service says so. Another
+// server then gets the packets, and resets the connections, which it does not have. endFlows makes
+// the slot of such a member belong to no service. The data path then ignores entries of flows that
+// name this slot (bpf/balancer/segments.h).
 func (s *services) endFlows(svc *service, unused []*member) {
 	for _, m := range unused {
 		service := svc.id
@@ -92,7 +92,7 @@ func (s *services) endFlows(svc *service, unused []*member) {
 	}
 }
 
-// join ends endFlows for all members of a service.
+// join undoes endFlows for all members of a service.
 func (s *services) join(svc *service) {
 	for _, m := range svc.members {
 		s.plane.Servers.SetService(m.slot, svc.id)

@@ -21,9 +21,10 @@ const (
 	// holdTime is how long a later fragment waits for the first one of its packet. Fragments
 	// travel together.
 	holdTime = time.Second
-	// mostHeld is the highest number of fragments that wait: 6 MB with the longest frames. The
-	// oldest ones make room, so that a flood from many networks shortens the time and does not
-	// end the holding. One network gets no more than the budget in bpf/balancer/path/hold.h.
+	// mostHeld is the highest number of fragments that wait: 6 MB with the longest frames. If there
+	// are more, the oldest ones are dropped. So a flood from many networks shortens the time for
+	// which fragments wait, but does not end the holding. One network gets no more than the budget
+	// in bpf/balancer/path/hold.h.
 	mostHeld = 4096
 )
 
@@ -86,7 +87,7 @@ func (h *holding) next() time.Time {
 // may pass on another core while the data path gives the fragment to this process. The process may
 // then get no news of the first fragment. So take looks for that fragment in the table.
 func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
-	if f.Frame == nil {
+	if f.Frame == nil { // f is the news that the first fragment has passed
 		h.release(f.Key, &h.released)
 		return
 	}
@@ -123,8 +124,8 @@ func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 	}
 }
 
-// expire drops the fragments whose time is over. The news of a first fragment is lost if the ring
-// buffer is full, so expire looks for the first one before that.
+// expire drops the fragments whose time is over. Before that, it looks for the first fragment of
+// the packet in the table, because the news of it is lost if the ring buffer is full.
 func (h *holding) expire(now time.Time) {
 	for h.order.Len() > 0 && !now.Before(h.next()) {
 		if key := h.order.Front().Value.(held).Key; h.path.HasFirst(key) {
@@ -136,7 +137,8 @@ func (h *holding) expire(now time.Time) {
 	}
 }
 
-// forgetOldest drops the fragment that came first. It is also the first one of its packet.
+// forgetOldest drops the fragment that has waited longest. Of its packet, it also has waited
+// longest, so it is the first one in waiting.
 func (h *holding) forgetOldest() {
 	key := h.order.Remove(h.order.Front()).(held).Key
 	if h.waiting[key] = h.waiting[key][1:]; len(h.waiting[key]) == 0 {

@@ -175,7 +175,8 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !noted.Routed {
 			continue
 		}
-		hop, seen := hops[target(server)] // known if another service has the target
+		hop, seen := hops[target(server)] // seen if another service has the target
+		// One server with a route of its own suffices for the target not to need the default route.
 		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)

@@ -21,8 +21,8 @@ func (b *Balancer) PublishTo(stream *events.Stream) { b.events = stream }
 // The function must not block. Call ReportUntried before Run.
 func (b *Balancer) ReportUntried(report func(reason string)) { b.checker.ReportUntried(report) }
 
-// ReportUnsaved makes the balancer tell why it cannot write to its directory of state, and by an empty
-// text that it can again. Call ReportUnsaved before Run.
+// ReportUnsaved makes the balancer tell why it cannot write to its directory of state. An empty
+// text says that it can again. Call ReportUnsaved before Run.
 func (b *Balancer) ReportUnsaved(report func(problem string)) { b.reportUnsaved = report }
 
 // ReportReasons makes the balancer tell why servers are unfit, as often as it logs that. Call

@@ -66,8 +66,8 @@ type services struct {
 	progress atomic.Uint64
 }
 
-// loadServices reads the services that an earlier process has left. The first apply adds their
-// members and their configuration.
+// loadServices reads the services that an earlier process has left. The first call of prepare adds
+// their members and their configuration.
 func loadServices(
 	plane *dataplane.Plane, slots *dataplane.Slots, inference *inference, reach func(*member),
 ) (*services, error) {
@@ -114,9 +114,9 @@ func (svc *service) isStateless() bool {
 	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
 
-// usesKnownAsCookie tells whether plain packets of the service's rule ask servers for the cookie by
-// known_sid (lookup_stateless_plain). While there may be former flows, no packet is plain, and only
-// packets of former flows use known_sid.
+// usesKnownAsCookie tells whether packets of the service take the plain path of the program
+// (lookup_stateless_plain), which asks servers to compare cookies by known_sid. While there may be
+// former flows, no packet takes this path, and only packets of former flows use known_sid.
 func (svc *service) usesKnownAsCookie() bool {
 	return svc.isStateless() && !svc.rule.HasFormerFlows()
 }
