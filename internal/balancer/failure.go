@@ -80,8 +80,8 @@ func (s *services) leaveDrained(svc *service) bool {
 
 // endFlows makes packets leave the unused members that have failed, if the service says so. Another
 // server then gets the packets, and resets the connections, which it does not have. endFlows makes
-// the slot of such a member belong to no service. The data path then ignores entries of flows that
-// name this slot (bpf/balancer/segments.h).
+// the slot of such a member belong to no service. The data path then treats a flow's entry that
+// names this slot as that of another service (bpf/balancer/segments.h).
 func (s *services) endFlows(svc *service, unused []*member) {
 	for _, m := range unused {
 		service := svc.id

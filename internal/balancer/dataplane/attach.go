@@ -17,9 +17,9 @@ var sideKinds = [...]sideKind{
 	{"node.inside", xdpHook(datapath.InsidePin), returnHook("link_return_inside")},
 }
 
-// hooks lists all hooks that have pins, in the order in which programs are attached. The tc_return programs
-// come first, because XDP passes packets to them. The XDP program of the outside comes last, because
-// the packets that it forwards are answered on the inside.
+// hooks lists all hooks that have pins, in the order in which programs are attached. The tc_return
+// programs come first, because XDP passes packets to them. The XDP program of the outside comes
+// last: servers answer the packets that it forwards, and the inside must be ready for the answers.
 var hooks = []datapath.Hook{sideKinds[0].onReturn, sideKinds[1].onReturn, sideKinds[1].xdp, sideKinds[0].xdp}
 
 // checkHook is where tc_check runs. Only a process sends checks, so the program need not outlive the
@@ -46,7 +46,7 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 		p.links = links
 		return nil
 	})
-	slices.Reverse(attached)
+	slices.Reverse(attached) // the XDP program of the inside was attached first
 	return attached, nil
 }
 

@@ -95,9 +95,9 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 	return nil
 }
 
-// RestoreOnUndo registers with the takeover to restore the tables before the steps that precede
-// this call are undone, such as that a program was attached. The program before might not know what
-// the rules of services ask for. BackUp has registered the same, in case that a step fails earlier.
+// RestoreOnUndo makes an undo restore the tables before it undoes earlier steps, such as the
+// attachment of the programs. The programs before may lack features that the new rules of services
+// need. BackUp has registered the same, for an undo before this call.
 func (p *Plane) RestoreOnUndo(t *datapath.Takeover) { t.OnUndo(p.backup.restore) }
 
 // Saved returns how much an undo would restore: the number of entries of flow tables, and the
@@ -210,6 +210,7 @@ func (b *backup) restore() error {
 	for entry, rule := range b.rules {
 		entry.SetRule(rule)
 	}
+	// This puts the former table of services in force again.
 	atomic.StoreUint64(&p.Directory.Generation, b.generation)
 	errs := []error{b.restoreTables()}
 	b.restoreServers(func(slot uint32) bool { return !inUse(slot) })
@@ -232,8 +233,9 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 	}
 }
 
-// restoreRankings makes services use their former rankings, which the takeover has not changed, and
-// restores the prices that these follow from, and the counts that begin with a ranking.
+// restoreRankings makes services use their former rankings, whose lines the takeover has not
+// changed. It also restores the prices from which the ranks follow, and the numbers at which the
+// counts of a ranked server begin.
 func (b *backup) restoreRankings() {
 	for slot := range b.loads {
 		b.plane.Loads.putPrice(uint32(slot), &b.loads[slot])
@@ -244,8 +246,8 @@ func (b *backup) restoreRankings() {
 	}
 }
 
-// rank corrects the ranks of all servers. Meanwhile, packets can have used a former ranking with
-// places of another one.
+// rank corrects the ranks of all servers. During the restore, packets can have written the rank of
+// a server to a place that it has in another ranking.
 func (b *backup) rank() error {
 	var ranked []uint32
 	for slot, server := range b.servers {

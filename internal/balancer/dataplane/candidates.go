@@ -24,9 +24,10 @@ const NoServer = tables.NoServer
 type Rows struct {
 	Buckets                 uint32
 	generations, candidates int
-	// servers are the candidates, row by row. A row has as many as generations times candidates.
+	// servers are the candidates, row by row. A row has generations times candidates of them.
 	servers []uint16
-	// slots are the slots of the servers, by number; nil: servers has slots.
+	// slots are the slots of servers, if servers contains numbers: slots[n] is that of number n. If
+	// slots is nil, servers contains slots.
 	slots []uint16
 }
 
@@ -71,8 +72,8 @@ func (r *Rows) slot(server uint16) uint16 {
 // SetPresent makes a server the present one of a candidate's place.
 func (r *Rows) SetPresent(bucket, candidate int, server uint16) { r.row(bucket)[candidate] = server }
 
-// AddFormer adds a server to the former ones of a place, the last one first. It does nothing if the
-// server is there already, or if there is no room.
+// AddFormer adds a server to the former ones of a place. The newest one must be added first.
+// AddFormer does nothing if the server is there already, or if there is no room.
 func (r *Rows) AddFormer(bucket, candidate int, server uint16) {
 	row := r.row(bucket)
 	if row[candidate] == server {
@@ -147,7 +148,7 @@ func (r *Rows) words() uint32 {
 	return uint32(max(1, (len(r.servers)+candidatesPerWord-1)/candidatesPerWord))
 }
 
-// fill writes the slots that belong into the words of the table from the first one on. Slots behind
+// fill fills a part of the table's words, which begins at the word first, with slots. Slots behind
 // the last row are 0.
 func (r *Rows) fill(first int, words []uint64) {
 	servers := r.servers[min(first*candidatesPerWord, len(r.servers)):]
@@ -207,7 +208,7 @@ type numberedTable struct {
 }
 
 // put puts tables into a map of maps, in place of those that have their numbers. After an error,
-// some of them may be in place. Then no other one has a pin, nor has a table that was replaced.
+// some of them may be in place. Only tables that are in place then have pins.
 func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	err := p.putAll(outer, tables)
 	if err != nil && p.backup == nil { // the end of a takeover does the same

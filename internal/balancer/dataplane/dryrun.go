@@ -17,8 +17,9 @@ import (
 // DryRun is a copy of xdp_lb that decides what happens to a packet, and why, and changes no table:
 // bpf/balancer/decision.h. Only one goroutine may use it at a time.
 //
-// A packet of a service that infers corrects outdated ranks. So Run corrects all ranks before,
-// which packets and the process of the balancer do all the time.
+// A real packet of a service that infers corrects outdated ranks before it is placed. The copy
+// cannot do so. So Run corrects all ranks by another program first. Packets and the process of the
+// balancer do the same all the time.
 type DryRun struct {
 	slots   uint32 // of servers
 	objects struct {

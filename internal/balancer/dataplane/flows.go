@@ -41,8 +41,8 @@ const (
 	// that only the client has ended it.
 	FlowEndedTimeMask = 0x7ff
 	FlowByClient      = 0x800
-	// maxEndedTicks is the highest age of a flow that has ended. An older one that stays becomes
-	// silent, because the time of silent flows has more bits.
+	// maxEndedTicks is the highest age of a flow that has ended. If an older entry has to stay, the
+	// sweep makes it silent, because the time of silent flows has more bits.
 	maxEndedTicks = FlowEndedTimeMask - 2*maxFlowLead
 )
 
@@ -60,7 +60,8 @@ type FlowTable struct {
 	Entries []uint64
 }
 
-// mapFlows maps a flow table into memory, because a start that fails restores entries.
+// mapFlows maps a flow table into memory. A start that fails restores entries, so the table can
+// also be written.
 func mapFlows(m *ebpf.Map) (*FlowTable, error) {
 	const protection = unix.PROT_READ | unix.PROT_WRITE
 	size := int(m.MaxEntries()) * int(m.ValueSize())

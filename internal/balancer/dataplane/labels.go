@@ -82,7 +82,8 @@ func (p *Plane) UnlabelService(id uint32) error {
 	return nil
 }
 
-// labelsPerRead is how many labels one system call reads. A bucket of the table has far fewer.
+// labelsPerRead is how many labels one system call reads. The kernel reads whole buckets of its
+// hash table, which have far fewer.
 const labelsPerRead = 1024
 
 // readLabels reads all labels, by number.

@@ -15,8 +15,8 @@ type lineSpace struct {
 	used []region // in order; they do not overlap
 }
 
-// take returns the first free region with n lines, and puts it into use. It returns false if
-// there is none.
+// take returns the first free region with the given number of lines, and puts it into use. It
+// returns false if there is none.
 func (s *lineSpace) take(count uint32) (region, bool) {
 	r := region{count: count}
 	for i, used := range s.used {

@@ -112,7 +112,7 @@ func (p *Plane) variant(
 // variables returns the values of the variables with which the programs of the outside are loaded.
 func (p *Plane) variables(spec *ebpf.CollectionSpec) map[string]any {
 	all := maps.Clone(p.Constants)
-	all[balancerVarFeatures] = p.features.in(p.identity, spec.Maps[HintsMap].MaxEntries)
+	all[balancerVarFeatures] = p.features.mask(spec.Maps[HintsMap].MaxEntries)
 	all[balancerVarHostIsOutside] = !p.node.IsInternal()
 	all[balancerVarServerSlots] = serverSlots(p.node.Limits.Servers)
 	return all
@@ -175,7 +175,7 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 		balancerVarFlowTickShift:       clock.Shift,
 		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
 		balancerVarFlowKeys:            identity.FlowKeys,
-		balancerVarFeatures:            FeaturesAll.in(identity, sizes.hints),
+		balancerVarFeatures:            FeaturesAll.mask(sizes.hints),
 		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
 		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
 		balancerVarHintSetShift:        hintSetShift(sizes.hints),

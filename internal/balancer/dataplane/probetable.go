@@ -179,7 +179,7 @@ func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
 	if err := t.turn.Set(uint32(0)); err != nil {
 		return nil, fmt.Errorf("start the turns of probes: %w", err)
 	}
-	out := make([]byte, 2*probeFrame+256)
+	out := make([]byte, 2*probeFrame+256) // more than any encapsulation needs
 	run := &ebpf.RunOptions{Data: make([]byte, probeFrame), DataOut: out}
 	verdict, err := t.program.Run(run)
 	if err != nil {

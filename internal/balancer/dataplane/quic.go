@@ -11,8 +11,8 @@ import (
 
 // Masks of the first octet of connection IDs: the bits that all IDs of a form have in common.
 const (
-	quicRotationMask = 0xe0 // the others are random
-	quicWholeMask    = 0xff // the others are the length
+	quicRotationMask = 0xe0 // the config rotation; the other five bits are random
+	quicWholeMask    = 0xff // the other five bits are the length
 )
 
 // quicFormOf returns the form as the data path has it.

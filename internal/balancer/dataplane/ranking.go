@@ -74,7 +74,7 @@ func (r *Rankings) close() error {
 func (r *Rankings) load(servers []balancerServer) {
 	for service := range r.byService {
 		if at := r.region(uint32(service)); at.count > 0 && !r.space.occupy(at) {
-			r.publish(uint32(service), region{}, 0) // no process writes this
+			r.publish(uint32(service), region{}, 0) // no process writes such a ranking
 		}
 	}
 	for slot := range servers {
@@ -215,7 +215,8 @@ func (r *Rankings) Remove(service uint32) {
 // HasFormer tells whether lines wait for a Settle, to be used again.
 func (r *Rankings) HasFormer() bool { return len(r.former) > 0 }
 
-// settled frees the oldest former regions: no packet uses their lines any more.
+// settled frees the given number of former regions, the oldest ones: no packet uses their lines any
+// more. During a takeover it does nothing, because an undo needs them.
 func (r *Rankings) settled(regions int) {
 	if r.plane.backup != nil {
 		return

@@ -40,7 +40,8 @@ var Forever = FlowLifetimes{math.MaxUint16, math.MaxUint16, math.MaxUint16, math
 // sweptStates is SWEPT_STATES in bpf/balancer/sweep.bpf.c.
 const sweptStates = 8
 
-// swept returns the form of the lifetimes in the program.
+// swept returns the form of the lifetimes in the program. Due is the age at which the program frees
+// an entry or makes it silent.
 func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{

@@ -178,8 +178,8 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return v.SnapshotOf(func(string) bool { return true })
 }
 
-// SnapshotOf is Snapshot of the wanted services only. What is not about services is that of the
-// instance.
+// SnapshotOf is Snapshot with the wanted services only. All that does not belong to one service is
+// of the whole instance.
 func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	s, err := v.Brief(wanted)
 	if err != nil {
@@ -649,7 +649,7 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 		return slices.DeleteFunc(first, func(slot uint32) bool { return slot == none })
 	}
 	next := uint32(none) // the taker of the bucket after this one
-	for range 2 {
+	for range 2 {        // after the last bucket comes the first one
 		for i := range service.Buckets {
 			bucket := service.Buckets - 1 - i
 			if first[bucket] == none {

@@ -102,8 +102,8 @@ type TracedPlacement struct {
 	// Scores are the servers among which a new flow is placed under a placement that infers.
 	// Candidates is then the server that gets the flow at present.
 	Scores *TracedScores `json:"scores,omitempty"`
-	// Order is why these servers are offered a connection, if load reports decide. They do not
-	// decide about a SYN that another server gets first because it may have the connection.
+	// Order shows how load reports have ordered the servers that are offered a connection. It is
+	// nil if they have not, as for a SYN that first goes to a server that may have the connection.
 	Order *TracedOrder `json:"order,omitempty"`
 }
 
@@ -165,8 +165,9 @@ type TracedEncapsulation struct {
 	Segments []netip.Addr `json:"segments,omitempty"`
 }
 
-// Trace runs the data path with a packet, and shows what it decides. It changes no table, and sends
-// nothing. Trace returns an error if a table cannot be read, or if the kernel refuses the program.
+// Trace runs the data path with a packet, and shows what it decides. It sends nothing. It changes
+// no table, but corrects ranks of servers, as packets do all the time. Trace returns an error if a
+// table cannot be read, or if the kernel refuses the program.
 func (v *View) Trace(p Packet) (*Trace, error) {
 	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length, Echo: p.Echo}
 	d, sent, err := v.decide(p)
@@ -268,9 +269,9 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	return nil
 }
 
-// segmentsOf returns the servers that a packet visits. If it is offered to random candidates, the
-// next packet visits others. Then the result is not complete: it contains only a server that is
-// asked before the candidates.
+// segmentsOf returns the servers that a packet visits. If the packet is offered to random
+// candidates, these differ from packet to packet. Then the result is not complete: it contains at
+// most the server that is asked before the candidates.
 func segmentsOf(d *dataplane.Decision) (all []dataplane.DecidedSegment, isComplete bool) {
 	all = d.Segment[:d.Count]
 	if d.Placement.IsRandom == 0 || goesToKnown(d) {
@@ -393,8 +394,9 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	return p, err
 }
 
-// behindHolder corrects the placement of a SYN that visits a holder first. The dry run notes where
-// the flow is placed without a holder. Behind a holder, load reports do not order the candidates.
+// behindHolder corrects the placement of a SYN that first visits a holder: a server that may have
+// the connection. The dry run notes where the flow would be placed without a holder. Behind a
+// holder, load reports do not order the candidates.
 func (p *TracedPlacement) behindHolder(course []TracedSegment) {
 	isHeld := len(course) > 1 && course[0].Function == srv6.Steer.String() &&
 		course[1].Function == srv6.ConnectAvail.String()
