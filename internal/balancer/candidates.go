@@ -83,6 +83,7 @@ func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
 	return rows.WithSlots(slots), nil
 }
 
+// keep keeps a table. If there are mostBuiltRows already, the oldest one is forgotten.
 func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 	if b.rows == nil {
 		b.rows = map[rowsKey]*dataplane.Rows{}
@@ -220,6 +221,7 @@ func (p *placement) size() int {
 	return p.rows.Size()
 }
 
+// number returns the number of the table among the tables of all services.
 func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
 
 // prepareTable computes the candidate table of a service that is to follow a state, unless its input

@@ -20,6 +20,7 @@ type serviceDiff struct {
 	before, after map[string]*desired.Service // services that differ, by name; nil: there is none
 }
 
+// diffOf compares the services of two desired states.
 func diffOf(before, after []desired.Service) *serviceDiff {
 	d := &serviceDiff{map[string]*desired.Service{}, map[string]*desired.Service{}}
 	changed, former := desired.Differing(after, before)

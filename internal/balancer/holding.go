@@ -36,7 +36,9 @@ type holding struct {
 	path    fragmentPath
 	order   *list.List // of held, in the order in which they came
 	waiting map[dataplane.FragmentKey][]*list.Element
-	// What became of the fragments that were held.
+	// What became of the fragments that were held. Sent: released on the news of the first
+	// fragment, or late, without the news. Not sent: dropped by the data path, expired, displaced
+	// by others, or failed by an error.
 	released, late, dropped, expired, displaced, failed atomic.Uint64
 }
 
@@ -109,6 +111,7 @@ func (h *holding) release(key dataplane.FragmentKey, sent *atomic.Uint64) {
 	delete(h.waiting, key)
 }
 
+// send sends a fragment through the data path, and counts what becomes of it.
 func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 	err := h.path.Send(f)
 	if err == nil {

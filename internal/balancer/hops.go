@@ -125,6 +125,7 @@ func (b *Balancer) applyHopsOf(name string) {
 	}
 }
 
+// applyHop writes the next hop of a member, and sets the causes that follow from it.
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]

@@ -265,6 +265,7 @@ func (in *inferred) polledBefore() []polled {
 	return in.polled
 }
 
+// wake makes run sample again: it stops when there are no services.
 func (n *inference) wake() {
 	select {
 	case n.changed <- struct{}{}:

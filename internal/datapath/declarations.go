@@ -71,6 +71,7 @@ func fieldsOf[T any](objects any) map[string]*T {
 	return all
 }
 
+// addFields adds the fields of a struct, and of the structs in it.
 func addFields[T any](all map[string]*T, objects reflect.Value) {
 	for i := range objects.NumField() {
 		field := objects.Field(i)

@@ -228,6 +228,7 @@ func OpenTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
+// readProgram describes a pinned program. It returns nil if there is none.
 func readProgram(instance, name string) (*Program, error) {
 	pin := filepath.Join(Dir(instance), name)
 	program, err := ebpf.LoadPinnedProgram(pin, nil)

@@ -27,6 +27,7 @@ const (
 	mapKind     = "map_"
 )
 
+// numberPin returns the path of an object's pin by number.
 func numberPin(dir, kind string, number uint32) string {
 	return filepath.Join(dir, numbersDir, kind+strconv.FormatUint(uint64(number), 10))
 }
@@ -138,6 +139,7 @@ func keep(object pinnable, dir, kind string, number uint32) (isNew bool, err err
 	return err == nil, nil
 }
 
+// release removes a pin, if it exists.
 func release(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -145,6 +147,7 @@ func release(path string) error {
 	return nil
 }
 
+// releaseExcept removes the pins by number of all objects of a kind that are not used.
 func releaseExcept(dir, kind string, used func(number uint32) bool) error {
 	entries, err := os.ReadDir(filepath.Join(dir, numbersDir))
 	if errors.Is(err, os.ErrNotExist) {

@@ -86,6 +86,7 @@ func (t *Takeover) pin(object pinnable, path string, remove func(path string) er
 	return nil
 }
 
+// exchange exchanges the names of two pins in one step.
 func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }

@@ -149,6 +149,7 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 			}
 		}
 		r.capacity = possible[likeliest]
+		// The mean duration of flows, divided by that of a service, less 1.
 		r.wait = max(0, (r.stays/service+patience)/(r.ends+patience)-1)
 		if r.ratio() > c.contradiction {
 			r.record, r.recent = record{}, record{} // both contain outdated observations

@@ -311,6 +311,8 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 }
 
+// add adds what has happened between two samples. Flows have left if they were answered, but are
+// not among those that are established now.
 func (e *events) add(c, last *Counters) {
 	answered := float64(c.Answered - last.Answered)
 	e.placed += float64(c.Placed - last.Placed)

@@ -96,6 +96,7 @@ func numerator(members []Member) float64 {
 			return least // too many different weights
 		}
 	}
+	// The largest multiple for which no unit is more than 1.
 	return multiple * math.Floor(PriceOne*least/multiple) / PriceOne
 }
 

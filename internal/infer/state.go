@@ -88,6 +88,8 @@ func (e *Estimator) Restore(server int, state []byte, age float64) error {
 	return nil
 }
 
+// decode returns the numbers of a state. It returns an error if the state is of another version or
+// kind, or contains an invalid number.
 func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err error) {
 	switch {
 	case len(state) != StateSize:
@@ -107,6 +109,7 @@ func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err err
 	return numbers, nil
 }
 
+// save appends what was learned of a server.
 func (l *learned) save(numbers []float64) []float64 {
 	numbers = append(numbers, l.capacity, l.wait, l.stays)
 	for _, had := range l.having[1:] {
@@ -115,6 +118,7 @@ func (l *learned) save(numbers []float64) []float64 {
 	return numbers
 }
 
+// restore is the reverse of save.
 func (l *learned) restore(numbers []float64) {
 	*l = learned{capacity: max(1, numbers[0]), wait: numbers[1]}
 	l.stays = numbers[2]

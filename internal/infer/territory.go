@@ -154,6 +154,7 @@ type score struct {
 	position int32
 }
 
+// before tells whether a server with this score is chosen before another one.
 func (s score) before(other score) bool {
 	switch w, o := waiting(s.delay), waiting(other.delay); {
 	case w != o:

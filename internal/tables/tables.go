@@ -127,6 +127,7 @@ func BuildColumns(servers []Server, buckets, candidates int) (*Table, error) {
 	return build(servers, buckets, candidates, (*grid).fillColumns)
 }
 
+// build builds a table whose rows the function fill fills.
 func build(
 	servers []Server, buckets, candidates int, fill func(*grid, []walk, []uint32),
 ) (*Table, error) {
@@ -203,9 +204,9 @@ func newWalk(server uint16, name string, buckets uint32) walk {
 	m := uint64(buckets)
 	offset, skip := binary.LittleEndian.Uint64(sum[0:])%m, binary.LittleEndian.Uint64(sum[8:])
 	if powerOfTwo(int(buckets)) {
-		skip = skip%m | 1
+		skip = skip%m | 1 // an odd number
 	} else {
-		skip = 1 + skip%(m-1)
+		skip = 1 + skip%(m-1) // m is a prime
 	}
 	return walk{server: server, bucket: uint32(offset), skip: uint32(skip), left: buckets}
 }

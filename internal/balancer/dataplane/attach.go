@@ -28,6 +28,8 @@ var checkHook = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: 0x5e6d}
 
 func xdpHook(pin string) datapath.Hook { return datapath.Hook{At: ebpf.AttachXDP, Pin: pin} }
 
+// returnHook returns the hook of tc_return. Like that of checkHook, its priority is an arbitrary
+// number that filters of others are unlikely to have.
 func returnHook(pin string) datapath.Hook {
 	return datapath.Hook{At: ebpf.AttachTCXIngress, Priority: 0x5e6c, Pin: pin}
 }

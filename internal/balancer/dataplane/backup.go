@@ -225,6 +225,7 @@ func (b *backup) restore() error {
 	)...)
 }
 
+// restoreServers restores the slots that which selects.
 func (b *backup) restoreServers(which func(slot uint32) bool) {
 	for slot, server := range b.servers {
 		if which(uint32(slot)) {
@@ -258,6 +259,7 @@ func (b *backup) rank() error {
 	return b.plane.Rankings.Rank(ranked)
 }
 
+// restoreTables puts the replaced tables of services back, and removes the added ones.
 func (b *backup) restoreTables() error {
 	var errs []error
 	for key, table := range b.tables {
@@ -272,6 +274,7 @@ func (b *backup) restoreTables() error {
 	return errors.Join(errs...)
 }
 
+// restoreCounters restores the counters of slots and reasons, the estimates and the turns.
 func (b *backup) restoreCounters() error {
 	objects := &b.plane.Objects
 	var errs []error
@@ -303,6 +306,7 @@ func (b *backup) restoreFlows() {
 	}
 }
 
+// close ends the backup. It removes the pins of all tables that no service has.
 func (b *backup) close() error {
 	b.plane.backup = nil
 	errs := []error{b.plane.releaseTables()}

@@ -79,6 +79,7 @@ func (r *Rows) AddFormer(bucket, candidate int, server uint16) {
 	if row[candidate] == server {
 		return
 	}
+	// The same place in one former generation after the other.
 	for i := candidate + r.candidates; i < len(row); i += r.candidates {
 		switch row[i] {
 		case NoServer:
@@ -217,6 +218,7 @@ func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	return err
 }
 
+// putAll is put, but leaves pins that are of no use after an error.
 func (p *Plane) putAll(outer *ebpf.Map, tables []numberedTable) error {
 	var numbers, descriptors []uint32
 	var former []ebpf.MapID

@@ -54,6 +54,7 @@ func (r ServiceRule) features() Features {
 	return needed
 }
 
+// Features are numbered like placements. Those of persistences follow.
 func placementFeature(placement balancerPlacement) Features { return 1 << placement }
 
 func persistenceFeature(persistence balancerPersistence) Features {

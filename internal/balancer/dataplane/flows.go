@@ -91,7 +91,7 @@ func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 func (e FlowEntry) State() FlowState {
 	state := FlowState(e >> 12 & 3)
 	switch {
-	case state == 0 && e != 0:
+	case state == 0 && e != 0: // a free entry is 0 as a whole
 		return FlowSilent
 	case state == FlowClosed && e&FlowByClient != 0:
 		return FlowClosing

@@ -92,7 +92,7 @@ func arrange(slots []uint32, before map[uint32]uint32) []uint32 {
 // fillTree fills the lines of a ranking whose leaves have these ranks
 // (bpf/balancer/tables/ranking.h).
 func fillTree(lines []balancerRankLine, ranks []uint64) {
-	for len(lines) > 0 {
+	for len(lines) > 0 { // one level at a time, the leaves first
 		var lowest []uint64
 		for chunk := range slices.Chunk(ranks, int(ranksPerLine)) {
 			line := &lines[len(lowest)]

@@ -70,8 +70,10 @@ type loadNumbers struct {
 	established            int32
 }
 
+// unconfirmed returns the number of flows of which one packet was seen.
 func (n loadNumbers) unconfirmed() int32 { return int32(n.placed - n.answered - n.lost) }
 
+// current returns the numbers of flows now. Numbers below 0 become 0.
 func (n loadNumbers) current() (unconfirmed, established uint32) {
 	return uint32(max(0, n.unconfirmed())), uint32(max(0, n.established))
 }
@@ -108,6 +110,7 @@ func (t *LoadTable) Placed(slot uint32) (placed, answered uint32) {
 	return t.placed(slot, t.numbers(slot))
 }
 
+// placed returns the numbers of placed and answered flows since beginCounts.
 func (t *LoadTable) placed(slot uint32, n loadNumbers) (placed, answered uint32) {
 	load := &t.loads[slot]
 	return n.placed - atomic.LoadUint32(&load.PlacedBefore),
@@ -272,7 +275,7 @@ func (t *LoadTable) Clear() {
 func (t *LoadTable) count(entry FlowEntry) {
 	switch entry.State() {
 	case FlowNew:
-		atomic.AddUint32(&t.loads[entry.Server()].Lost, ^uint32(0))
+		atomic.AddUint32(&t.loads[entry.Server()].Lost, ^uint32(0)) // minus 1
 	case FlowEstablished:
 		atomic.AddUint64(&t.loads[entry.Server()].Flows, 1)
 	}

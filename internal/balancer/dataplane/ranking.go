@@ -84,6 +84,7 @@ func (r *Rankings) load(servers []balancerServer) {
 	}
 }
 
+// note stores the place that a server has in the ranking of its service.
 func (r *Rankings) note(service, slot, place uint32) {
 	if r.placeOf[service] == nil {
 		r.placeOf[service] = map[uint32]uint32{}

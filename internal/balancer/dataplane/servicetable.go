@@ -220,6 +220,7 @@ func (r *ServiceRule) HasFormerFlows() bool { return r.Flags&RuleFormerFlows != 
 // Table returns which of its two candidate tables the service uses: 0 or 1.
 func (r *ServiceRule) Table() uint8 { return r.Flags & ruleTable }
 
+// rule reads the rule of an entry in force by a single load.
 func (e *ServiceEntry) rule() (rule ServiceRule) {
 	*(*uint64)(unsafe.Pointer(&rule)) = atomic.LoadUint64((*uint64)(unsafe.Pointer(&e.Rule)))
 	return rule

@@ -158,6 +158,7 @@ func (s *Sweeper) Sweep(
 	return s.servers[:slots], nil
 }
 
+// run sweeps a part of a table. The program returns an error number as a negative number.
 func (s *Sweeper) run(part sweeperSweepRun) error {
 	batches, err := s.program.Run(&ebpf.RunOptions{Context: part})
 	if err == nil && int32(batches) < 0 {

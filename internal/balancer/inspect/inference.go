@@ -126,6 +126,7 @@ func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error
 	return s, nil
 }
 
+// known returns nil for 0, which stands for a number that is not known.
 func known(x float64) *float64 {
 	if x == 0 {
 		return nil

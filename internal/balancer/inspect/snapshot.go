@@ -483,6 +483,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	return ignored
 }
 
+// server reads the state of a server. The slot has the name.
 func (v *View) server(
 	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface, counts *dataplane.SweptCounts,
 ) (*ServerState, error) {

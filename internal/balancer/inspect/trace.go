@@ -288,6 +288,7 @@ func goesToKnown(d *dataplane.Decision) bool {
 	return isKnown(d) && dataplane.Departure(d.Entry.Departure) == dataplane.Stays
 }
 
+// isKnown tells whether a table of flows has an entry of the packet's flow.
 func isKnown(d *dataplane.Decision) bool {
 	return dataplane.FlowState(d.Entry.State) != dataplane.FlowFree
 }
@@ -453,6 +454,7 @@ func (v *View) orderedServer(slot uint32) (s OrderedServer, err error) {
 	return s, err
 }
 
+// serverName returns the name of the slot's server, or the slot if it has no name.
 func (v *View) serverName(slot uint32) string {
 	name, ok := v.tables.ServerName(slot)
 	if !ok {
