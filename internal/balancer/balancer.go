@@ -215,7 +215,7 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets de
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
-	caller := ctx
+	caller := ctx // knows the actor of the change
 	return b.call(ctx, func(ctx context.Context) error {
 		return b.reload(events.ByActor(ctx, caller), cfg, secrets, shared)
 	})
@@ -259,7 +259,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 // control runs in the only goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	defer close(b.ended)
-	if err := b.start(ctx); err != nil || !b.attached {
+	if err := b.start(ctx); err != nil || !b.attached { // not attached: the context has ended
 		return err
 	}
 	b.saveGenerations()
@@ -341,13 +341,13 @@ func (b *Balancer) takeFaults(results []probe.Result) {
 	}
 }
 
-// choose is for the alarm of stale services.
+// choose handles the alarm choice: it chooses the servers of stale services.
 func (b *Balancer) choose() {
 	b.choice.armed = false
 	b.admit()
 }
 
-// tick is for the alarm of servers that start slowly.
+// tick handles the alarm slow: servers that start slowly begin to take new flows, or to rest.
 func (b *Balancer) tick(now time.Time) {
 	b.slow.armed = false
 	b.services.tickSlowStarts(now)
@@ -470,15 +470,15 @@ func (b *Balancer) reload(
 	if err := b.widen(cfg); err != nil {
 		return err
 	}
-	awaited := diff.addsTargets()
+	awaited := diff.addsTargets() // the resolver then gets other targets
 	if awaited {
 		b.awaitHops(ctx, cfg)
 	}
 	if generations == nil {
 		generations = b.generations.NextOf(cfg.Services, diff.has)
 	}
-	losses := b.losses(diff) // before the flows are forgotten
-	watched := b.services.watchedOf(diff)
+	losses := b.losses(diff)              // before the flows are forgotten
+	watched := b.services.watchedOf(diff) // what the other components know before
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
@@ -534,7 +534,8 @@ func (b *Balancer) setChecks(ctx context.Context) {
 	b.checker.SetTargets(ctx, targets)
 }
 
-// leadChecks says through which interface checks leave, and which addresses cannot be sources.
+// leadChecks tells the path of checks through which interface they leave, and which addresses
+// cannot be their sources, because they are VIPs.
 func (b *Balancer) leadChecks() {
 	vips := make([]netip.Addr, len(b.cfg.Services))
 	for i, svc := range b.cfg.Services {

@@ -239,7 +239,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 		return nil, err
 	}
 	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
-	if !fits || !s.plane.Holds(p.number(), p.rows) {
+	if !fits || !s.plane.Holds(p.number(), p.rows) { // the other table is to be written
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
 	}
 	return p, nil
@@ -249,6 +249,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 func (s *services) place(to *placement) error {
 	svc, p := to.svc, to.input
 	rule := dataplane.RuleOf(svc.Service)
+	// The number of the table is also its flag. The other flags follow.
 	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
 	if to.rows != nil {
 		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()

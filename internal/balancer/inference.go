@@ -193,7 +193,7 @@ func (n *inference) logProblem(err error) {
 
 // arrange makes a service infer with its present members, and sets their prices. What is known of a
 // member stays while the member has its slot, also if an earlier process has found it out. A member
-// of which nothing is known begins slowly, unless nothing is known of all of them. arrange returns
+// of which nothing is known begins slowly, unless nothing is known of any member. arrange returns
 // an error if an estimate cannot be read.
 func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	n.mu.Lock()

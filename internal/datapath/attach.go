@@ -171,30 +171,31 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	return attached, t.PinLink(l, prog, pin)
 }
 
+// attachXDP attaches a program in native mode, or else in generic mode.
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
 	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
-	l, native := link.AttachXDP(options)
-	if native == nil {
+	l, noNative := link.AttachXDP(options)
+	if noNative == nil {
 		return l, Attached{Mode: Native}, nil
 	}
-	if !worthGeneric(native) {
-		return nil, Attached{}, native
+	if !worthGeneric(noNative) {
+		return nil, Attached{}, noNative
 	}
 	options.Flags = link.XDPGenericMode
 	l, err := link.AttachXDP(options)
 	if err != nil {
-		return nil, Attached{}, fmt.Errorf("in generic mode: %w; in native mode: %w", err, native)
+		return nil, Attached{}, fmt.Errorf("in generic mode: %w; in native mode: %w", err, noNative)
 	}
-	return l, Attached{Generic, native}, nil
+	return l, Attached{Generic, noNative}, nil
 }
 
-// worthGeneric tells whether to try generic mode after native mode has failed. Drivers refuse
-// native mode for various reasons, and with various errors: no XDP support, the MTU, the number of
-// queues, other features in use. Generic mode is not tried if another program occupies the
-// interface, or if privileges are missing.
-func worthGeneric(native error) bool {
+// worthGeneric tells whether to try generic mode after native mode has failed with an error.
+// Drivers refuse native mode for various reasons, and with various errors: no XDP support, the MTU,
+// the number of queues, other features in use. Generic mode is not tried if another program
+// occupies the interface, or if privileges are missing.
+func worthGeneric(noNative error) bool {
 	for _, hopeless := range []error{unix.EBUSY, unix.EEXIST, unix.EPERM, unix.EACCES} {
-		if errors.Is(native, hopeless) {
+		if errors.Is(noNative, hopeless) {
 			return false
 		}
 	}

@@ -13,9 +13,9 @@ const mostUnequal = 4
 
 // bounds are what most of the servers of a service have in common. The zero value bounds nothing.
 type bounds struct {
-	// low and high are the two middle ones of the learned capacities. They are the same server's
-	// if the number of servers is odd. The upper bound follows from low, and the lower one from
-	// high. So if half of the servers have wrong capacities, the other half bounds them.
+	// low and high are the two middle ones of the learned capacities. If the number of servers is
+	// odd, both are the median. The upper bound follows from low, and the lower one from high. So
+	// if half of the servers have wrong capacities, the other half bounds them.
 	low, high float64
 	weight    float64 // the median of the configured weights
 }

@@ -96,7 +96,7 @@ type Counters struct {
 type Estimator struct {
 	settings   Settings
 	servers    []server
-	home       []int32
+	home       []int32     // servers whose home is this balancer
 	capacities *Capacities // of territories
 	usual      bounds      // of learned capacities
 	speeds     *Speeds     // of HLB
@@ -108,8 +108,8 @@ type Estimator struct {
 type server struct {
 	Member
 	price    Price
-	position int
-	away     bool
+	position int  // in the order of preference
+	away     bool // its home is another balancer
 	last     Counters
 	counted  bool    // last is known
 	age      float64 // time since the slow start began, in seconds
@@ -140,7 +140,8 @@ func (s *server) suspicion() float64 { return max(s.answers.factor(), s.endings.
 
 // newServer returns a server of which nothing is known.
 func newServer(m Member, age float64) server {
-	return server{Member: m, age: age, answers: answers{conduct: conduct{belief: unknown}}, endings: conduct{belief: unknown}}
+	fresh := conduct{belief: unknown}
+	return server{Member: m, age: age, answers: answers{conduct: fresh}, endings: fresh}
 }
 
 // NewEstimator returns an estimator without servers. It fails if the kind is unknown, or a time is

@@ -12,8 +12,8 @@ import (
 // Member is a server that gets a home.
 type Member struct {
 	Name string
-	// Weight is the capacity, above 0. If the balancers do not know the capacities, all weights
-	// are equal.
+	// Weight is the capacity, or 0 for a server that takes no new flows. If the balancers do not
+	// know the capacities, all other weights are equal.
 	Weight float64
 }
 

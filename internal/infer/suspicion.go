@@ -230,12 +230,14 @@ func (e *Estimator) treat(server int, trials, most float64) {
 	if s.endings.factor() > 1 && e.capacities != nil {
 		e.capacities.Forget(int32(server))
 	}
+	// Only the new flows of this window may still be answered in time.
 	s.stale = uint32(max(0, float64(count(s.last.New))-s.answers.open))
 	switch {
-	case s.isWatched():
+	case s.isWatched(): // the flows of this window have used trials
 		s.credit = min(max(0, s.credit-s.since.placed)+trials, most)
 	case e.settings.Kind == TerritoryLearned && s.isIdle():
-		s.credit = min(s.credit+trials/trialShare, 1) // so that no flow waits for another
+		// As many trials as the average server got flows, but at most one, so that no flow waits.
+		s.credit = min(s.credit+trials/trialShare, 1)
 	default:
 		s.credit = 0
 	}

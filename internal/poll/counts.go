@@ -12,7 +12,7 @@ import (
 type Counts struct {
 	Received uint64 // all
 	Refused  uint64 // of these: malformed, without a right tag, or not asked for
-	Unknown  uint64 // of the others: answers without a load
+	Unknown  uint64 // accepted, but without a load
 }
 
 type counters struct{ received, refused, unknown atomic.Uint64 }

@@ -14,8 +14,8 @@ import (
 )
 
 // backup stores the state that a start finds in the tables of an earlier process and may change.
-// The start copies small tables completely before it begins. Of the other tables, it stores each
-// element before it changes the element.
+// The start copies small tables completely before it begins. Of a large table, it copies each
+// element just before it changes the element.
 type backup struct {
 	plane         *Plane
 	identity      Identity

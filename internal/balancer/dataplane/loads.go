@@ -22,7 +22,8 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
-// reservoirs, mapped into this process. Packets change all but the prices and where counts begin.
+// reservoirs, mapped into this process. Packets change all of it, except the prices and the numbers
+// at which counts begin.
 type LoadTable struct {
 	memory     [3][]byte
 	loads      []balancerLoad

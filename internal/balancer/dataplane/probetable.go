@@ -78,7 +78,7 @@ func (t *ProbeTable) close() error {
 	return errors.Join(append(errs, t.socket.close())...)
 }
 
-// Set prepares the next probe of a server. The low 16 bits of the token must be its slot.
+// Set prepares the next probe of a server. The low 16 bits of the token must be the server's slot.
 func (t *ProbeTable) Set(r probe.Request) {
 	p := &t.probes[r.Target.Slot]
 	p.Vip = in6(r.Target.VIP)

@@ -27,10 +27,10 @@ const (
 	sweptServersMap     = "swept_servers"
 )
 
-// FlowLifetimes are ages, in ticks, at which a sweep changes the entries of a server. At New,
-// Established and Closed it frees entries in these states. At 0 it frees all of them. Silent and
-// closing flows are freed at Established, too. At Silent, an established flow becomes silent, and no
-// longer counts as a load of its server.
+// FlowLifetimes are ages, in ticks, at which a sweep changes the entries of a server. It frees a
+// new flow at New, a closed one at Closed, and an established, silent or closing one at
+// Established. An age of 0 frees all flows in the state. At Silent, an established flow becomes
+// silent, and no longer counts as a load of its server.
 type FlowLifetimes struct{ New, Established, Closed, Silent uint16 }
 
 // Forever are the lifetimes of entries that a sweep keeps as they are, however old they are. No age

@@ -468,6 +468,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
 			v.tables.Servers.Flags(server.Slot)&(dataplane.FlagFailing|dataplane.FlagDrained) != 0
 	})
+	// If a server has a next hop, those without one get no new flows.
 	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
 	if slices.ContainsFunc(candidates, hasHop) {
 		candidates = slices.DeleteFunc(candidates, func(server *ServerState) bool { return !hasHop(server) })
