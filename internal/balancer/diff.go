@@ -63,8 +63,8 @@ type watched struct {
 
 func (w *watched) equals(other *watched) bool { return reflect.DeepEqual(w, other) }
 
-// watchedOf returns what the resolver, the checker and the prober are to know of the services of a
-// diff, as these are now.
+// watchedOf returns what the resolver, the checker and the prober have to know of the changed
+// services, in their present state.
 func (s *services) watchedOf(d *serviceDiff) *watched {
 	w := &watched{vips: map[string]dataplane.Check{}, targets: map[netip.Addr]bool{}}
 	names := slices.Concat(slices.Collect(maps.Keys(d.before)), slices.Collect(maps.Keys(d.after)))

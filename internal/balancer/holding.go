@@ -140,8 +140,8 @@ func (h *holding) expire(now time.Time) {
 	}
 }
 
-// forgetOldest drops the fragment that has waited longest. Of its packet, it also has waited
-// longest, so it is the first one in waiting.
+// forgetOldest drops the fragment that has waited longest. It is also the first one in the list of
+// its packet.
 func (h *holding) forgetOldest() {
 	key := h.order.Remove(h.order.Front()).(held).Key
 	if h.waiting[key] = h.waiting[key][1:]; len(h.waiting[key]) == 0 {

@@ -276,8 +276,8 @@ func (n *inference) wake() {
 // welcome restores the estimates of servers that are new to this inference, and sets their prices.
 // The argument has the slots of the servers before, by name. A server is known if it was there
 // before, or if an earlier process has left its estimate. If some of the servers are known, or the
-// service had servers before, those that are not known begin slowly. The prices of known servers
-// stay until the next step.
+// service had servers before, those that are not known begin slowly. A known server that has a
+// price keeps it until the next step.
 func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {

@@ -225,7 +225,7 @@ func (b *backup) restore() error {
 	)...)
 }
 
-// restoreServers restores the slots that which selects.
+// restoreServers restores the slots for which the function returns true.
 func (b *backup) restoreServers(which func(slot uint32) bool) {
 	for slot, server := range b.servers {
 		if which(uint32(slot)) {

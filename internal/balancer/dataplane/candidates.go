@@ -149,8 +149,8 @@ func (r *Rows) words() uint32 {
 	return uint32(max(1, (len(r.servers)+candidatesPerWord-1)/candidatesPerWord))
 }
 
-// fill fills a part of the table's words, which begins at the word first, with slots. Slots behind
-// the last row are 0.
+// fill writes slots into words, which are the part of a table that begins at the word first. Slots
+// behind the last row are 0.
 func (r *Rows) fill(first int, words []uint64) {
 	servers := r.servers[min(first*candidatesPerWord, len(r.servers)):]
 	into := slotsIn(words)

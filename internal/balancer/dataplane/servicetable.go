@@ -90,7 +90,7 @@ func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 				return &line[j]
 			}
 		}
-		// Add fills a line before it takes the next one, so no later line has the key.
+		// The method add fills a line before it takes the next one, so no later line has the key.
 		if kindOf(&line[servicesPerLine-1]) == balancerServiceEntryKindENTRY_FREE {
 			return nil
 		}
