@@ -16,8 +16,8 @@ type Ability int
 // The abilities, from the worst.
 const (
 	Unable Ability = iota // no server gets new connections, or their packets are dropped
-	// Unchecked: servers get new connections, and none of them is known to work, because health checks
-	// of some have no result yet.
+	// Unchecked: servers get new connections, and none of them is known to work, because health
+	// checks of some have no result yet.
 	Unchecked
 	Usable // servers get new connections, and the balancer ignores that all have a fault
 	Ready  // at least one server that works gets new connections
@@ -29,8 +29,8 @@ type ServiceState struct {
 	Ability Ability
 }
 
-// Abilities returns a channel with the abilities of all services. Each value replaces the one before,
-// unless it was read. The first one comes when the data path is attached.
+// Abilities returns a channel with the abilities of all services. Each value replaces the one
+// before, unless it was read. The first one comes when the data path is attached.
 func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 
 // passing are causes that keep new flows from a server, but do not show that the service has
@@ -67,7 +67,8 @@ func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	return ability
 }
 
-// tellAbilities puts the present abilities into the channel, if they, or the services, have changed.
+// tellAbilities puts the present abilities into the channel, if they, or the services, have
+// changed.
 func (b *Balancer) tellAbilities() {
 	if !b.services.abilitiesChanged {
 		return

@@ -101,9 +101,9 @@ type call struct {
 }
 
 // New loads the data path, and checks that the configuration fits the tables that an earlier
-// process has left. The secrets are those of the configuration. New does not change these tables and
-// attaches nothing. Run changes the tables and attaches the programs. New returns an error if the
-// data path cannot be loaded, or if the tables do not fit.
+// process has left. The secrets are those of the configuration. New does not change these tables
+// and attaches nothing. Run changes the tables and attaches the programs. New returns an error if
+// the data path cannot be loaded, or if the tables do not fit.
 func New(cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger) (*Balancer, error) {
 	return NewShared(cfg, secrets, nil, log)
 }
@@ -199,13 +199,13 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
-// Steps returns how many steps the goroutine that changes the data path has made. While it works, it
-// makes one every five seconds at least, and one for each service that a reload changes.
+// Steps returns how many steps the goroutine that changes the data path has made. While it works,
+// it makes one every five seconds at least, and one for each service that a reload changes.
 func (b *Balancer) Steps() uint64 { return b.services.progress.Load() }
 
-// Reload makes a running balancer follow another desired state with its secrets. The caller must not
-// change them afterwards. Reload waits until Run has applied the state. If it returns an error, the
-// state before stays in force.
+// Reload makes a running balancer follow another desired state with its secrets. The caller must
+// not change them afterwards. Reload waits until Run has applied the state. If it returns an error,
+// the state before stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets) error {
 	return b.Follow(ctx, cfg, secrets, nil)
 }
@@ -567,7 +567,8 @@ func (b *Balancer) trySweep() {
 }
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
-// It stores the numbers of all other flows for readers, and forgets removed VIPs whose time is over.
+// It stores the numbers of all other flows for readers, and forgets removed VIPs whose time is
+// over.
 func (b *Balancer) sweep() error {
 	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {

@@ -224,9 +224,9 @@ func (p *placement) size() int {
 // number returns the number of the table among the tables of all services.
 func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
 
-// prepareTable computes the candidate table of a service that is to follow a state, unless its input
-// has not changed. If the table in force contains the rows already, it stays in force, also after a
-// restart.
+// prepareTable computes the candidate table of a service that is to follow a state, unless its
+// input has not changed. If the table in force contains the rows already, it stays in force, also
+// after a restart.
 func (s *services) prepareTable(svc *service, want *serviceState) (*placement, error) {
 	p := &placement{
 		svc: svc, want: want, input: placingOf(svc, want.generation), table: svc.rule.Table(),
@@ -465,7 +465,7 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 		svc.rule.Flags |= dataplane.RuleTakesFlows
 	}
 	s.writeRule(svc)
-	return slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return used[m] })
+	return only(svc.members, func(m *member) bool { return !used[m] })
 }
 
 // endHunts ends the transition of services that have stopped hunting, when their last half-open

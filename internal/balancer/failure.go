@@ -22,19 +22,21 @@ func hasFailed(all dataplane.Causes) bool {
 // than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that still await
 // their first health check are excluded if another server has had its first one, and works.
 func (s *services) usable(svc *service) []*member {
-	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
+	undrained := only(svc.members, func(m *member) bool { return m.Takes() })
 	chosen := undrained
-	for _, cause := range []dataplane.Causes{dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing} {
-		without := func(m *member) bool { return !s.causes(m).Has(cause) }
+	for _, cause := range []dataplane.Causes{
+		dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing,
+	} {
+		isWithout := func(m *member) bool { return !s.causes(m).Has(cause) }
 		if svc.AllFailed == desired.AllFailedRefuse {
-			chosen = slices.DeleteFunc(slices.Clone(chosen), func(m *member) bool { return !without(m) })
+			chosen = only(chosen, isWithout)
 		} else {
-			chosen = prefer(chosen, without)
+			chosen = prefer(chosen, isWithout)
 		}
 	}
 	chosen = withoutUnfit(chosen, mostUnfit(len(undrained)))
 	if slices.ContainsFunc(chosen, svc.works) {
-		return slices.DeleteFunc(slices.Clone(chosen), svc.awaitsCheck)
+		return only(chosen, func(m *member) bool { return !svc.awaitsCheck(m) })
 	}
 	return chosen
 }
@@ -53,9 +55,9 @@ func (s *services) refuses(svc *service) bool {
 }
 
 // flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
-// with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that the
-// operator has not drained has only FlagDrained if its flows of UDP are to stay. A member that only
-// awaits its first check may have flows: what its checks ask for may have changed.
+// with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that
+// the operator has not drained has only FlagDrained if its flows of UDP are to stay. A member that
+// only awaits its first check may have flows: what its checks ask for may have changed.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
 	if m.Takes() && s.causes(m) == 0 && svc.awaitsCheck(m) {

@@ -55,7 +55,10 @@ type held struct {
 }
 
 func newHolding(path fragmentPath, log *slog.Logger) *holding {
-	return &holding{log: log, path: path, order: list.New(), waiting: map[dataplane.FragmentKey][]*list.Element{}}
+	return &holding{
+		log: log, path: path, order: list.New(),
+		waiting: map[dataplane.FragmentKey][]*list.Element{},
+	}
 }
 
 // run holds the fragments that come from the source until the context ends.
@@ -150,7 +153,8 @@ func (h *holding) forgetOldest() {
 }
 
 var heldDesc = prometheus.NewDesc("segue_lb_held_fragments_total",
-	"Later fragments that waited for the first one of their packet, by what became of them.", []string{"result"}, nil)
+	"Later fragments that waited for the first one of their packet, by what became of them.",
+	[]string{"result"}, nil)
 
 // Describe implements prometheus.Collector.
 func (h *holding) Describe(descs chan<- *prometheus.Desc) { descs <- heldDesc }

@@ -17,8 +17,8 @@ import (
 // PublishTo makes the balancer publish its events. Call it before Run.
 func (b *Balancer) PublishTo(stream *events.Stream) { b.events = stream }
 
-// ReportUntried makes the balancer tell why its host cannot check servers, at most every ten seconds.
-// The function must not block. Call ReportUntried before Run.
+// ReportUntried makes the balancer tell why its host cannot check servers, at most every ten
+// seconds. The function must not block. Call ReportUntried before Run.
 func (b *Balancer) ReportUntried(report func(reason string)) { b.checker.ReportUntried(report) }
 
 // ReportUnsaved makes the balancer tell why it cannot write to its directory of state. An empty

@@ -21,8 +21,8 @@ import (
 type transition struct {
 	wanted  map[string]bool // the names of all its services
 	changed []*placement    // of the services that follow another state
-	// isWide tells that entries, slots or IDs may be left that no service needs any more. A change of
-	// nothing but drains, weights and settings leaves none.
+	// isWide tells that entries, slots or IDs may be left that no service needs any more. A change
+	// of nothing but drains, weights and settings leaves none.
 	isWide bool
 }
 

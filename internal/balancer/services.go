@@ -59,8 +59,8 @@ type services struct {
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
 	built            builtRows
-	// isSure tells that the last state that was to be put in force is in force. Otherwise the next one
-	// looks at all services, whatever it changes.
+	// isSure tells that the last state that was to be put in force is in force. Otherwise the next
+	// one looks at all services, whatever it changes.
 	isSure bool
 	// progress counts the steps of the goroutine that owns the services. Others may read it.
 	progress atomic.Uint64

@@ -87,7 +87,8 @@ func (l *Loader) settle(places []Place) error {
 	return RemoveFilters(l.Instance, ifindexes...)
 }
 
-// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than 6.6.
+// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than
+// 6.6.
 func (l *Loader) attachTC(t *Takeover, place Place) error {
 	if l.unpinned[place.Hook] != nil {
 		return nil // this process has attached it already
@@ -227,8 +228,8 @@ func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error
 	return nil
 }
 
-// Update gives a link a new program, in one step. The takeover closes the link. The directory is that
-// of the instance.
+// Update gives a link a new program, in one step. The takeover closes the link. The directory is
+// that of the instance.
 func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 	t.held = append(t.held, l)
 	if err := t.keep(prog, dir); err != nil {
@@ -269,8 +270,8 @@ func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
 }
 
 // ClaimLink renames the pin of an interface's link from other to pin. It does nothing if the link
-// with the pin other is not of this interface. If there is a link with the name pin already, the two
-// exchange their names. No link is detached, except for one that UpdateLink would detach first.
+// with the pin other is not of this interface. If there is a link with the name pin already, the
+// two exchange their names. No link is detached, except for one that UpdateLink would detach first.
 func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	for _, unfinished := range []string{next(pin), next(other)} {
 		if err := DetachLink(unfinished); err != nil {

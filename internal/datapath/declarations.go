@@ -53,8 +53,8 @@ func (d Declarations) Resize(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// MapsIn returns the fields for maps of a struct that bpf2go has generated, by the names of the maps.
-// If names are given, it returns only these fields.
+// MapsIn returns the fields for maps of a struct that bpf2go has generated, by the names of the
+// maps. If names are given, it returns only these fields.
 func MapsIn(objects any, names ...string) map[string]**ebpf.Map {
 	all := fieldsOf[*ebpf.Map](objects)
 	if len(names) > 0 {

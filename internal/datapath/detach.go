@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Detach detaches the programs of an instance, the last of the hooks first. It returns an error, and
-// detaches nothing, if the instance has filters in another network namespace than that of the
+// Detach detaches the programs of an instance, the last of the hooks first. It returns an error,
+// and detaches nothing, if the instance has filters in another network namespace than that of the
 // calling thread: filters are found only there.
 func Detach(instance string, hooks []Hook) error {
 	// An instance has either tcx links or filters.

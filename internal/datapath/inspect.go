@@ -174,8 +174,8 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	return s, err
 }
 
-// AddHiddenTags finds out whether programs see the VLAN tags of frames. The reader may reach the other
-// end of a veth although the process may not.
+// AddHiddenTags finds out whether programs see the VLAN tags of frames. The reader may reach the
+// other end of a veth although the process may not.
 func AddHiddenTags(attachments ...*Attachment) {
 	for _, a := range attachments {
 		if a == nil || a.Interface == "" {

@@ -25,8 +25,8 @@ type Takeover struct {
 
 // TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
 // packets meet only states that the steps have gone through. Then it returns that error. If the
-// steps succeed, it removes the objects that the steps have replaced. A failed removal does no other
-// harm, so it is only logged.
+// steps succeed, it removes the objects that the steps have replaced. A failed removal does no
+// other harm, so it is only logged.
 func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	t := &Takeover{}
 	if err := steps(t); err != nil {
@@ -64,8 +64,8 @@ func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
 // What is pinned at path already is kept until the takeover ends.
 func (t *Takeover) Pin(object pinnable, path string) error { return t.pin(object, path, os.Remove) }
 
-// pin exchanges the new pin with the old one, so that undo need not pin the old object again. At the
-// end of the takeover, the function remove removes the old pin.
+// pin exchanges the new pin with the old one, so that undo need not pin the old object again. At
+// the end of the takeover, the function remove removes the old pin.
 func (t *Takeover) pin(object pinnable, path string, remove func(path string) error) error {
 	next, err := pinNext(object, path)
 	if err != nil {

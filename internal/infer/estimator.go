@@ -341,7 +341,8 @@ func (c *Counters) restarted(last *Counters) bool {
 }
 
 // Observe takes the data path's sample of durations of a server's flows, from the first data packet
-// to the end, in seconds. It replaces the last sample. Only the first ReservoirSize durations count.
+// to the end, in seconds. It replaces the last sample. Only the first ReservoirSize durations
+// count.
 func (e *Estimator) Observe(server int, durations []float64) {
 	if e.speeds != nil {
 		e.speeds.SetDurations(int32(server), durations)

@@ -12,8 +12,8 @@ type Price struct {
 	Unit uint32
 	// Extra is a delay that the server has without flows of this balancer.
 	Extra uint32
-	// Position decides between servers of equal delay: the server with the least position is chosen.
-	// It is below Positions.
+	// Position decides between servers of equal delay: the server with the least position is
+	// chosen. It is below Positions.
 	Position uint16
 	// Away tells that the server's home is another balancer.
 	Away bool

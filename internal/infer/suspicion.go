@@ -32,7 +32,8 @@ const (
 	mostTold = 100
 	// mostCompared is the largest number of events of a server that count in a window. If there are
 	// more, good and bad ones are reduced in proportion. Otherwise servers that get many flows and
-	// serve none would make this seem normal, and a server that gets most of a flood would seem ill.
+	// serve none would make this seem normal, and a server that gets most of a flood would seem
+	// ill.
 	mostCompared = 8
 	// doubt is the expected share of good events below which a server is suspect.
 	doubt = 0.8
@@ -172,8 +173,8 @@ type answers struct {
 }
 
 // pass ends a window, in which the given numbers of flows were placed and answered. It assigns
-// answers to the flows of this window first, so that a lost flow does not take the answer of a later
-// one. Only the answers in excess are those of open flows. The other open flows are lost.
+// answers to the flows of this window first, so that a lost flow does not take the answer of a
+// later one. Only the answers in excess are those of open flows. The other open flows are lost.
 func (a *answers) pass(placed, answered float64) {
 	excess := max(0, answered-placed)
 	a.now = outcome{good: answered, bad: max(0, a.open-excess)}

@@ -77,8 +77,8 @@ func spreadTurns(weights []uint32, most int) []int {
 	return cycle
 }
 
-// turn is turn end-1 of a server, counted from 0. It has to take place before its deadline, the time
-// end·sum/weight.
+// turn is turn end-1 of a server, counted from 0. It has to take place before its deadline, the
+// time end·sum/weight.
 type turn struct {
 	server      int
 	weight, end uint64

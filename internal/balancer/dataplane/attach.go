@@ -20,10 +20,12 @@ var sideKinds = [...]sideKind{
 // hooks lists all hooks that have pins, in the order in which programs are attached. The tc_return
 // programs come first, because XDP passes packets to them. The XDP program of the outside comes
 // last: servers answer the packets that it forwards, and the inside must be ready for the answers.
-var hooks = []datapath.Hook{sideKinds[0].onReturn, sideKinds[1].onReturn, sideKinds[1].xdp, sideKinds[0].xdp}
+var hooks = []datapath.Hook{
+	sideKinds[0].onReturn, sideKinds[1].onReturn, sideKinds[1].xdp, sideKinds[0].xdp,
+}
 
-// checkHook is where tc_check runs. Only a process sends checks, so the program need not outlive the
-// process, and its link has no pin.
+// checkHook is where tc_check runs. Only a process sends checks, so the program need not outlive
+// the process, and its link has no pin.
 var checkHook = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: 0x5e6d}
 
 func xdpHook(pin string) datapath.Hook { return datapath.Hook{At: ebpf.AttachXDP, Pin: pin} }
@@ -55,12 +57,18 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 // places returns where the programs run, in the order of hooks.
 func (p *Plane) places(links []nexthop.Link) (places []datapath.Place) {
 	for i, side := range p.Sides {
-		places = append(places, datapath.Place{Hook: side.onReturn, Program: side.Objects.TcReturn, Ifindex: links[i].Index})
+		places = append(places, datapath.Place{
+			Hook: side.onReturn, Program: side.Objects.TcReturn, Ifindex: links[i].Index,
+		})
 	}
 	towardsServers := links[len(links)-1].Index
-	places = append(places, datapath.Place{Hook: checkHook, Program: p.Objects.TcCheck, Ifindex: towardsServers})
+	places = append(places, datapath.Place{
+		Hook: checkHook, Program: p.Objects.TcCheck, Ifindex: towardsServers,
+	})
 	for i, side := range slices.Backward(p.Sides) {
-		places = append(places, datapath.Place{Hook: side.xdp, Program: side.Objects.XdpLb, Ifindex: links[i].Index})
+		places = append(places, datapath.Place{
+			Hook: side.xdp, Program: side.Objects.XdpLb, Ifindex: links[i].Index,
+		})
 	}
 	return places
 }

@@ -127,8 +127,8 @@ func (b *backup) keepTable(outer *ebpf.Map, number uint32) error {
 	return nil
 }
 
-// keepTurns stores the turns that a service number has before a new service gets the number. Without
-// a backup it does nothing.
+// keepTurns stores the turns that a service number has before a new service gets the number.
+// Without a backup it does nothing.
 func (b *backup) keepTurns(id uint32) error {
 	if b == nil {
 		return nil

@@ -70,7 +70,7 @@ func (t *CheckTable) Replace(checks map[uint32]Check) {
 				Vip: in6(check.VIP), Encapsulation: uint8(encapsulations[check.Encapsulation]), IsUsed: 1,
 			}
 		}
-		entry.Last = atomic.LoadUint32(&t.checks[slot].Last)
+		entry.Last = atomic.LoadUint32(&t.checks[slot].Last) // only Lead changes it
 		if t.checks[slot] != entry {
 			t.checks[slot].IsUsed = 0 // a packet meanwhile is dropped, and sent again by TCP
 			t.checks[slot].Vip, t.checks[slot].Encapsulation = entry.Vip, entry.Encapsulation

@@ -93,7 +93,9 @@ func readLabels[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map) (
 }
 
 // eachLabel calls a function with all labels and their numbers.
-func eachLabel[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map, do func(uint32, *Label)) error {
+func eachLabel[Label balancerServerLabel | balancerServiceLabel](
+	m *ebpf.Map, do func(uint32, *Label),
+) error {
 	numbers, read := make([]uint32, labelsPerRead), make([]Label, labelsPerRead)
 	var cursor ebpf.MapBatchCursor
 	for {

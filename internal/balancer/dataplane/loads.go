@@ -262,7 +262,8 @@ func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
 	t.Time(slot, load.IsTimed != 0)
 }
 
-// Clear sets all numbers of flows to zero. Only tests call it, which empty the flow tables.
+// Clear sets all numbers of flows to zero: flows of one packet count as lost. Only tests call it,
+// which empty the flow tables.
 func (t *LoadTable) Clear() {
 	for slot := range t.loads {
 		n := t.numbers(uint32(slot))

@@ -62,7 +62,9 @@ func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[
 func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
 
 // put fills a free slot. It writes the flags last, because they put the slot into use.
-func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags) {
+func (t *ServerTable) put(
+	slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags,
+) {
 	server := &t.servers[slot]
 	server.Service = service
 	t.SetKnown(slot, known)
@@ -131,7 +133,7 @@ func (t *ServerTable) SetKnown(slot uint32, known Known) {
 // server. If it is not valid, the source is always Source.
 func (t *ServerTable) SetVaried(slot uint32, sources netip.Prefix) {
 	varied := uint32(0)
-	if sources.IsValid() {
+	if sources.IsValid() { // the bits behind the prefix vary
 		varied = bits.ReverseBytes32(math.MaxUint32 >> sources.Bits()) // in network order
 	}
 	atomic.StoreUint32(&t.servers[slot].Varied, varied)

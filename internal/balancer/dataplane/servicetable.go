@@ -150,6 +150,7 @@ func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
 // place returns the line where the search for an entry begins: service_place in
 // bpf/balancer/tables/services.h.
 func (t *ServiceTable) place(entry ServiceEntry) int {
+	// The key is the VIP in two words, and the port, protocol and kind in the low half of the third.
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
 	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
 	return int(spread(sum) >> (64 - serviceBits))

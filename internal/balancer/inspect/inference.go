@@ -84,7 +84,9 @@ func newInferenceState(label dataplane.ServiceLabel, rule dataplane.ServiceRule)
 }
 
 // placementOf returns the placement as in a configuration.
-func placementOf(rule dataplane.ServiceRule, inference *InferenceState) (desired.Placement, desired.Selection) {
+func placementOf(
+	rule dataplane.ServiceRule, inference *InferenceState,
+) (desired.Placement, desired.Selection) {
 	if inference != nil && desired.Placement(inference.Estimator).Infers() {
 		return desired.Placement(inference.Estimator), ""
 	}
@@ -148,8 +150,8 @@ func (v *View) loadOf(slot uint32) *InferredServer {
 // TracedScores are the servers from which a placement that infers chooses one for a new flow.
 type TracedScores struct {
 	Among desired.Among `json:"among"`
-	// Servers are those with the lowest scores that take new flows, at most mostScored, in order. If
-	// the flow goes to a random server, or to the next one in turn, only that server is listed.
+	// Servers are those with the lowest scores that take new flows, at most mostScored, in order.
+	// If the flow goes to a random server, or to the next one in turn, only that server is listed.
 	Servers []ScoredServer `json:"servers"`
 	// Others is the number of the other servers that take new flows.
 	Others int `json:"others"`
@@ -169,7 +171,9 @@ const mostScored = 4
 
 // describeScores returns the servers with the lowest scores, at this moment, or the one that was
 // picked otherwise. It returns an error if the candidate table cannot be read.
-func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket, picked uint32) (*TracedScores, error) {
+func (v *View) describeScores(
+	service uint32, rule dataplane.ServiceRule, bucket, picked uint32,
+) (*TracedScores, error) {
 	among, infers := rule.Among()
 	if !infers {
 		return nil, nil
@@ -215,7 +219,9 @@ func (v *View) equalsOfFirst(slots []uint32) (equal int) {
 }
 
 // scored returns the slots that a flow of a bucket can be given to.
-func (v *View) scored(service uint32, rule dataplane.ServiceRule, bucket uint32) (slots []uint32, err error) {
+func (v *View) scored(
+	service uint32, rule dataplane.ServiceRule, bucket uint32,
+) (slots []uint32, err error) {
 	all := v.tables.Servers.Of(service)
 	if among, _ := rule.Among(); among == desired.AmongCandidates {
 		entry := dataplane.ServiceEntry{Id: service, Rule: rule}

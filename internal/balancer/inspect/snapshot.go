@@ -335,7 +335,8 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 			if old == nil {
 				old = &ServerState{}
 			}
-			now.Rate = datapath.NewRate(datapath.Growth(now.Packets, old.Packets), datapath.Growth(now.Bytes, old.Bytes), interval)
+			packets := datapath.Growth(now.Packets, old.Packets)
+			now.Rate = datapath.NewRate(packets, datapath.Growth(now.Bytes, old.Bytes), interval)
 			placed := datapath.PerSecond(datapath.Growth(now.Placed, old.Placed), interval)
 			now.PlacedRate = &placed
 		}
@@ -486,7 +487,8 @@ func (v *View) ignored(service *ServiceState) []Condition {
 
 // server reads the state of a server. The slot has the name.
 func (v *View) server(
-	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface, counts *dataplane.SweptCounts,
+	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface,
+	counts *dataplane.SweptCounts,
 ) (*ServerState, error) {
 	flags, causes := v.tables.Servers.Flags(slot), v.tables.Servers.Causes(slot)
 	server := &ServerState{

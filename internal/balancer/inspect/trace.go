@@ -180,8 +180,8 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 	return t, nil
 }
 
-// decide makes a dry run of the data path with a packet. It returns the decision, and the frame that
-// would be sent.
+// decide makes a dry run of the data path with a packet. It returns the decision, and the frame
+// that would be sent.
 func (v *View) decide(p Packet) (d *dataplane.Decision, sent []byte, err error) {
 	if v.dryRun == nil {
 		if v.dryRun, err = v.tables.DryRun(); err != nil {
@@ -464,7 +464,9 @@ func (v *View) serverName(slot uint32) string {
 }
 
 // describeCourse names the servers that a packet visits, and what it asks of each.
-func (v *View) describeCourse(all []dataplane.DecidedSegment, kind desired.Encapsulation) (course []TracedSegment) {
+func (v *View) describeCourse(
+	all []dataplane.DecidedSegment, kind desired.Encapsulation,
+) (course []TracedSegment) {
 	for _, at := range all {
 		segment := TracedSegment{Server: v.serverName(at.Server)}
 		if kind == desired.SRv6Insert || kind == desired.SRv6Encap {
@@ -485,11 +487,12 @@ func columnOf(at dataplane.DecidedSegment) *int {
 	return &offer.Column
 }
 
-// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It can
-// vary by flow (node.tunnel-sources).
+// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It
+// can vary by flow (node.tunnel-sources).
 func (e *TracedEncapsulation) readSource(sent []byte) {
 	const source, destination, end = ethernetHeader + 12, ethernetHeader + 16, ethernetHeader + 20
-	if !e.Destination.Is4() || len(sent) < end || e.Destination != netip.AddrFrom4([4]byte(sent[destination:end])) {
+	if !e.Destination.Is4() || len(sent) < end ||
+		e.Destination != netip.AddrFrom4([4]byte(sent[destination:end])) {
 		return
 	}
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
