@@ -95,7 +95,7 @@ func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 	b.keys, b.rows[key] = append(b.keys, key), rows
 }
 
-// key identifies the input but for the slots. The names are those of the configured servers.
+// key identifies the input, apart from the slots. The names are those of the servers that have one.
 func (p *placing) key(names []string) rowsKey {
 	text, err := json.Marshal([]any{p.sets, names, p.depth, p.columns})
 	if err != nil {

@@ -177,7 +177,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 			continue
 		}
 		hop, seen := hops[target(server)] // seen if another service has the target
-		// One server with a route of its own suffices for the target not to need the default route.
+		// The target used the default route only if none of its servers had a route of its own.
 		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)

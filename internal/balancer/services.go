@@ -136,8 +136,9 @@ func (s *services) setHealth(result health.Result) *service {
 	return changed
 }
 
-// healthTargets lists the servers to check, each with its present result. It also returns those
-// whose checks take the path of clients' packets, and those that the prober may call, by slot.
+// healthTargets lists the servers to check, each with its present result. The second result
+// contains, by slot, the servers whose checks take the path of clients' packets, and the servers
+// that the prober may call.
 func (s *services) healthTargets(
 	services []desired.Service,
 ) ([]health.Target, map[uint32]dataplane.Check) {

@@ -64,7 +64,7 @@ type TagWatch struct {
 	said map[int]string // by interface, the error that was logged last
 }
 
-// Show lets XDP see the VLAN tags of frames on an interface.
+// Show calls ShowVLANTags for an interface. It logs each change, and each error once.
 func (w *TagWatch) Show(log *slog.Logger, name string, ifindex int) {
 	changed, err := ShowVLANTags(ifindex)
 	for _, name := range changed {

@@ -179,7 +179,7 @@ func (b *backup) keepCounters(slot uint32) error {
 	counters.flows = b.plane.FlowCounts.bySlot[slot]
 	counters.load = b.plane.Loads.of(slot)
 	b.counters[slot] = counters
-	if len(b.reasons) > 0 {
+	if len(b.reasons) > 0 { // stored already
 		return nil
 	}
 	for i := range len(ServerCounter{}.Forwarded) {

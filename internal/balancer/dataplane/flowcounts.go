@@ -33,8 +33,9 @@ func (c *FlowCounts) add(more FlowCounts) {
 	c.Closing += more.Closing
 }
 
-// countsOf returns numbers of flows that are given by state. They may be changed meanwhile. Closing
-// flows are counted as closed (COUNTED_FLOW_STATES in bpf/balancer/tables/flowtable.h).
+// countsOf returns the numbers of flows in an array by state, which another process may change
+// meanwhile. The array counts closing flows as closed (COUNTED_FLOW_STATES in
+// bpf/balancer/tables/flowtable.h).
 func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),

@@ -59,7 +59,7 @@ func (p *Plane) ServiceLabels() (map[uint32]ServiceLabel, error) {
 	return readServiceLabels(p.Objects.ServiceLabels)
 }
 
-// LabelService stores the label of the service that has a number. LabelService returns an error if
+// LabelService stores the label of the service with this number. LabelService returns an error if
 // the label cannot be written.
 func (p *Plane) LabelService(id uint32, label ServiceLabel) error {
 	stored := balancerServiceLabel{

@@ -54,8 +54,9 @@ func (s *lineSpace) release(r region) {
 	s.used = slices.DeleteFunc(s.used, func(used region) bool { return used == r })
 }
 
-// linesOf returns the number of lines of a ranking with so many places: the leaves, and a node for
-// each line in the level above, up to a level of one line.
+// linesOf returns the number of lines of a ranking with this number of places. The lowest level has
+// a node for each place. Each higher level has a node for each line of the level below. The highest
+// level has one line.
 func linesOf(places uint32) (lines uint32) {
 	for level := places; level > 0; {
 		level = (level + ranksPerLine - 1) / ranksPerLine

@@ -81,7 +81,8 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog
 }
 
 // variant returns the values of the variables with which the programs of the outside are loaded,
-// for tables that an earlier process has left.
+// for tables that an earlier process has left. It also stores the identity, the constants and the
+// features.
 func (p *Plane) variant(
 	spec *ebpf.CollectionSpec, cfg *desired.Balancer, kept map[string]*ebpf.Map, log *slog.Logger,
 ) (map[string]any, error) {

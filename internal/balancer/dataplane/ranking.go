@@ -121,7 +121,7 @@ func (r *Rankings) Set(service uint32, slots []uint32) error {
 		return err
 	}
 	placed := arrange(slots, before)
-	fillTree(r.lines[at.first:at.end()], r.ranks(service, placed))
+	fillTree(r.lines[at.first:at.end()], r.ranks(service, placed)) // no packet uses it yet
 	r.unrank(service, slots)
 	for place, slot := range placed {
 		if _, isRanked := before[slot]; !isRanked {
@@ -132,7 +132,7 @@ func (r *Rankings) Set(service uint32, slots []uint32) error {
 	}
 	r.leave(service)
 	r.publish(service, at, len(slots))
-	return r.Rank(slots)
+	return r.Rank(slots) // scores may have changed since fillTree
 }
 
 // has tells whether the service's ranking has these servers and no others, each in its place.

@@ -618,11 +618,12 @@ func (v *View) addShares(service *ServiceState) error {
 	return nil
 }
 
-// firstTakers returns the slot of the first server of each bucket that takes new flows: list_taking
-// in bpf/balancer/tables/candidates.h. If a row has no such server, the next row's comes in its
-// place. If flows must stay in their rows, it is the first server of the row that can be reached:
-// list_own_row. Under round-robin a row is a turn, and the result lacks the turns of servers that
-// take no new flows. The result is empty if no server takes new flows.
+// firstTakers returns, for each bucket, the slot of the first server of its row that takes new
+// flows (list_taking in bpf/balancer/tables/candidates.h). If a row has no such server, the result
+// contains that of the next row. But if flows must stay in their rows, it then contains the first
+// server of the row that can be reached (list_own_row). Under round-robin a row is a turn, and the
+// result lacks the turns of servers that take no new flows. The result is empty if no server takes
+// new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	const none = dataplane.NoServer
 	takes, reachable := v.takers(service)
@@ -652,8 +653,10 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 	if isTurn || staysInRow {
 		return slices.DeleteFunc(first, func(slot uint32) bool { return slot == none })
 	}
-	next := uint32(none) // the taker of the bucket after this one
-	for range 2 {        // after the last bucket comes the first one
+	// A bucket without a taker gets that of the next bucket. The loop begins with the last bucket,
+	// and runs twice, because the first bucket follows the last one.
+	next := uint32(none)
+	for range 2 {
 		for i := range service.Buckets {
 			bucket := service.Buckets - 1 - i
 			if first[bucket] == none {

@@ -329,6 +329,7 @@ func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 // hints.
 func (v *View) describeHint(d *dataplane.Decision, t *Trace) *TracedHint {
 	persistence := d.Rule.PersistenceName().Method()
+	// Packets with timestamps carry cookies. Under stateless, hints are only for other packets.
 	byCookie := persistence.HasCookies && (d.HasCookie != 0 || t.Echo != nil || !v.tables.HasHints())
 	if !persistence.ByColumn || byCookie {
 		return nil
