@@ -52,7 +52,7 @@ func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	ability, awaitsChecks := Unable, false
 	for _, m := range usable {
 		switch causes := s.causes(m) &^ passing; {
-		case causes.Has(dataplane.Unresolved):
+		case causes.Has(dataplane.Unresolved): // its packets are dropped
 		case svc.awaitsCheck(m):
 			awaitsChecks = true
 		case causes == 0:

@@ -302,8 +302,8 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	return nil
 }
 
-// restore restores the estimate of a server that is in the table. It returns false if there is
-// none, or if it is that of another estimator.
+// restore restores the estimate of a server from the table. It returns false if there is none, or
+// if it is that of another estimator.
 func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	estimate, ok, err := n.plane.Estimates.Of(in.slots[server])
 	if !ok || err != nil {

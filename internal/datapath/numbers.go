@@ -124,7 +124,7 @@ func releasePrograms(dir string, kept map[ebpf.ProgramID]bool) error {
 func keep(object pinnable, dir, kind string, number uint32) (isNew bool, err error) {
 	path := numberPin(dir, kind, number)
 	err = object.Pin(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) { // there is no folder yet
 		err = os.Mkdir(filepath.Dir(path), 0o700)
 		if errors.Is(err, os.ErrNotExist) {
 			return false, nil

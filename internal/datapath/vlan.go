@@ -84,14 +84,14 @@ func (w *TagWatch) Show(log *slog.Logger, name string, ifindex int) {
 	w.said[ifindex] = said
 }
 
-// visitHiders visits the interfaces that hide tags from XDP at an interface.
+// visitHiders visits the interfaces that hide the tags of frames from XDP on an interface.
 func visitHiders(ifindex int, visit func(hider) error) error {
 	link, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
 	receivers := []netlink.Link{link}
-	if link.Type() == "bond" && modeOf(link) == Native {
+	if link.Type() == "bond" && modeOf(link) == Native { // XDP runs on the members
 		all, err := netlink.LinkList()
 		if err != nil {
 			return fmt.Errorf("list the members of %s: %w", link.Attrs().Name, err)

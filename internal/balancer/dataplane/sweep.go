@@ -109,7 +109,8 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 }
 
 // setSweptSlots sets the number of slots whose flows the program sweeps. It returns the size of the
-// map of the servers, in bytes. The verifier's work depends on whether there is a slot.
+// map of the servers, in bytes. Without a slot, the verifier would check only a part of the
+// program.
 func setSweptSlots(spec *ebpf.CollectionSpec, slots uint32) (size uint32, err error) {
 	size = (slots + 1) * uint32(unsafe.Sizeof(SweptServer{}))
 	datapath.NameSection(spec, sweptServersSection, sweptServersMap, size)
