@@ -205,7 +205,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
-	s.join(svc)
+	s.join(svc)       // admit calls endFlows again
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
 	if err != nil {

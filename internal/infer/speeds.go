@@ -189,7 +189,7 @@ func (s *Speeds) measure() bool {
 	average := sum / float64(seen)
 	norm := average
 	if s.options.Norm == BySum {
-		if s.options.Unseen == AsAverage {
+		if s.options.Unseen == AsAverage { // servers without durations are in the sum, too
 			sum += average * float64(len(s.servers)-seen)
 		}
 		norm = sum

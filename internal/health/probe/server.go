@@ -85,10 +85,9 @@ func (s *server) noteSignals(now uint64) {
 	s.signals = now
 }
 
-// noteOffers reads the counters of offers and signals. It changes the server's score, and adds the
-// new outcomes to those of the service. Clients can cause unanswered offers: a server's stack drops
-// a SYN with a wrong checksum, for example. So noteOffers only makes a server suspect, and calls
-// decide.
+// noteOffers reads the counters of offers and signals. Clients can cause what they show: a server's
+// stack drops a SYN with a wrong checksum, for example, so the offer stays without an answer. So
+// noteOffers only makes a server suspect, and calls decide.
 //
 // The score is a cumulative sum (Page, "Continuous inspection schemes", 1954). It rises by one for
 // each offer without an answer, and falls by answerWorth for each with one. So it stays near zero
@@ -102,6 +101,8 @@ func (s *server) noteSignals(now uint64) {
 // Then all of them are suspect, and calls tell which one is the cause.
 //
 // The score is bounded, so that the first answered offers have an effect.
+//
+// noteOffers adds the new outcomes to those of the service.
 func (s *server) noteOffers(now Offers, all *service) {
 	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
 	newTaken := now.Taken - s.offers.Taken
@@ -113,8 +114,6 @@ func (s *server) noteOffers(now Offers, all *service) {
 		s.acquit()
 	case s.unheard: // it gets no offers
 	default:
-		// The signal for an offer may be under way at this reading. So an offer counts as lost only
-		// at the next one. Answers in excess of the new offers are late ones for pending offers.
 		late := newAnswers - min(newAnswers, newOffers)
 		lost := s.pending - min(s.pending, late)
 		s.pending = newOffers - min(newOffers, newAnswers)
