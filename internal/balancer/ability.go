@@ -16,8 +16,8 @@ type Ability int
 // The abilities, from the worst.
 const (
 	Unable Ability = iota // no server gets new connections, or their packets are dropped
-	// Unchecked: servers get new connections, and none of them is known to work, because health checks
-	// of some have no result yet.
+	// Unchecked: servers get new connections, and none of them is known to work, because health
+	// checks of some have no result yet.
 	Unchecked
 	Usable // servers get new connections, and the balancer ignores that all have a fault
 	Ready  // at least one server that works gets new connections
@@ -29,25 +29,30 @@ type ServiceState struct {
 	Ability Ability
 }
 
-// Abilities returns a channel with the abilities of all services. Each value replaces the one before,
-// unless it was read. The first one comes when the data path is attached.
+// Abilities returns a channel with the abilities of all services. Each value replaces the one
+// before, unless it was read. The first one comes when the data path is attached.
 func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 
-// passing are causes that say little about whether the service works, though other servers are
-// better. A server whose agent uses another version of the protocol works: its agent has answered.
-// While a fleet is upgraded, all balancers can see all servers so. An application that is refusing may
-// just be restarted, and all balancers see that at once: each would withdraw the VIP for many times as
-// long (bgp.hold-down). If the application stays away, health checks find that. A server becomes unheard
-// only after offers of clients, and no client may make all balancers withdraw a VIP.
+// passing are causes that keep new flows from a server, but do not show that the service has
+// failed:
+//
+//   - Incompatible: the agent has answered, so the server works. While a fleet is upgraded, all
+//     balancers can see this cause on all servers.
+//   - Refusing: the application may just be restarted. All balancers see that at once, and each
+//     would withdraw the VIP for many times as long (bgp.hold-down). If the application stays away,
+//     health checks find that.
+//   - Unheard: clients can cause it by their offers, and no client may make all balancers withdraw
+//     a VIP.
 const passing = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard
 
-// abilityOf returns the ability of a service that gives new flows to the members. One server that works
-// suffices. Otherwise the checks of all servers must have a result: the next one may work.
+// abilityOf returns the ability of a service that gives new flows to the members. If one of them
+// works, the service is Ready. Otherwise it is Unchecked as long as one of them awaits its first
+// check, because this server may work.
 func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	ability, awaitsChecks := Unable, false
 	for _, m := range usable {
 		switch causes := s.causes(m) &^ passing; {
-		case causes.Has(dataplane.Unresolved):
+		case causes.Has(dataplane.Unresolved): // its packets are dropped
 		case svc.awaitsCheck(m):
 			awaitsChecks = true
 		case causes == 0:
@@ -62,7 +67,8 @@ func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	return ability
 }
 
-// tellAbilities puts the present abilities into the channel, if they, or the services, have changed.
+// tellAbilities puts the present abilities into the channel, if they, or the services, have
+// changed.
 func (b *Balancer) tellAbilities() {
 	if !b.services.abilitiesChanged {
 		return

@@ -32,7 +32,7 @@ import (
 
 const (
 	// hintInterval is the time between two sweeps of the hint table. A hint that no packet follows
-	// stays for one to two of them.
+	// stays for one to two intervals.
 	hintInterval = 30 * time.Second
 	// sweepInterval is the time between two sweeps of the flow table. An entry stays at most that
 	// long after its timeout has passed.
@@ -57,7 +57,7 @@ type Balancer struct {
 	generations serversets.Generations
 	saved       serversets.Generations // what the file of generations contains
 	saveProblem string                 // why they could not be saved; told once
-	// Both may be nil: nobody wants to know.
+	// Both functions may be nil.
 	reportUnsaved func(problem string)
 	reportReasons func([]rundir.ServerReason)
 	reported      []rundir.ServerReason // the last reasons that were reported
@@ -83,9 +83,9 @@ type Balancer struct {
 	mode          datapath.Mode   // native if at least one interface is
 	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
 	events        *events.Stream
-	stale         map[string]bool // services whose servers that get new flows must be chosen again
-	// The alarms of pending work: choose the servers of stale services, log, and let servers that
-	// start slowly take new flows or rest.
+	stale         map[string]bool // names of services that must choose servers of new flows again
+	// The alarms of pending work. At choice, stale services choose their servers. At journal,
+	// changes are logged. At slow, servers that start slowly begin to take new flows or to rest.
 	choice, journal, slow *alarm
 	// patience is how long a reload waits for next hops, after the resolver's first update.
 	patience  time.Duration
@@ -101,9 +101,9 @@ type call struct {
 }
 
 // New loads the data path, and checks that the configuration fits the tables that an earlier
-// process has left. The secrets are those of the configuration. New does not change these tables and
-// attaches nothing. Run changes the tables and attaches the programs. New returns an error if the
-// data path cannot be loaded, or if the tables do not fit.
+// process has left. The secrets are those of the configuration. New does not change these tables
+// and attaches nothing. Run changes the tables and attaches the programs. New returns an error if
+// the data path cannot be loaded, or if the tables do not fit.
 func New(cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger) (*Balancer, error) {
 	return NewShared(cfg, secrets, nil, log)
 }
@@ -199,13 +199,13 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
-// Steps returns how many steps the goroutine that changes the data path has made. While it works, it
-// makes one every five seconds at least, and one for each service that a reload changes.
+// Steps returns how many steps the goroutine that changes the data path has made. While it works,
+// it makes one every five seconds at least, and one for each service that a reload changes.
 func (b *Balancer) Steps() uint64 { return b.services.progress.Load() }
 
-// Reload makes a running balancer follow another desired state with its secrets. The caller must not
-// change them afterwards. Reload waits until Run has applied the state. If it returns an error, the
-// state before stays in force.
+// Reload makes a running balancer follow another desired state with its secrets. The caller must
+// not change them afterwards. Reload waits until Run has applied the state. If it returns an error,
+// the state before stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets) error {
 	return b.Follow(ctx, cfg, secrets, nil)
 }
@@ -215,7 +215,7 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets de
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
-	caller := ctx
+	caller := ctx // knows the actor of the change
 	return b.call(ctx, func(ctx context.Context) error {
 		return b.reload(events.ByActor(ctx, caller), cfg, secrets, shared)
 	})
@@ -259,7 +259,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 // control runs in the only goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	defer close(b.ended)
-	if err := b.start(ctx); err != nil || !b.attached {
+	if err := b.start(ctx); err != nil || !b.attached { // not attached: the context has ended
 		return err
 	}
 	b.saveGenerations()
@@ -313,7 +313,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	}
 }
 
-// arm sets the alarms of pending work, and tells which services can serve.
+// arm sets the alarms of pending work, and tells the abilities of the services.
 func (b *Balancer) arm() {
 	b.tellAbilities()
 	if len(b.stale) > 0 {
@@ -341,13 +341,13 @@ func (b *Balancer) takeFaults(results []probe.Result) {
 	}
 }
 
-// choose is for the alarm of stale services.
+// choose handles the alarm choice: it chooses the servers of stale services.
 func (b *Balancer) choose() {
 	b.choice.armed = false
 	b.admit()
 }
 
-// tick is for the alarm of servers that start slowly.
+// tick handles the alarm slow: servers that start slowly begin to take new flows, or to rest.
 func (b *Balancer) tick(now time.Time) {
 	b.slow.armed = false
 	b.services.tickSlowStarts(now)
@@ -400,8 +400,8 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	return nil
 }
 
-// followAddresses tells the data path the addresses of the host. An error leaves the data path as it
-// is, but for clients on the host whose addresses it does not know.
+// followAddresses tells the data path the addresses of the host. It only logs an error: without an
+// address, the data path just cannot deliver the packets of clients on the host that use it.
 func (b *Balancer) followAddresses(now []netip.Addr) {
 	if slices.Equal(now, b.addresses) {
 		return
@@ -455,29 +455,30 @@ func (b *Balancer) setHost() error {
 	return b.plane.SetHost(b.own)
 }
 
-// reload applies another configuration, with its secrets and the generations of its services;
-// nil: those that follow from the present ones. If that fails, reload restores the running
-// configuration.
+// reload applies another configuration, with its secrets and the generations of its services. If
+// the generations are nil, reload makes them from the present ones. If a step fails, reload
+// restores the running configuration.
 func (b *Balancer) reload(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, generations serversets.Generations,
 ) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
+	// everything tells that the reload can affect services that do not differ.
 	everything := !b.services.isSure || !reflect.DeepEqual(cfg.Node, b.cfg.Node)
 	diff := diffOf(b.cfg.Services, cfg.Services)
 	if err := b.widen(cfg); err != nil {
 		return err
 	}
-	awaited := diff.addsTargets()
+	awaited := diff.addsTargets() // the resolver then gets other targets
 	if awaited {
 		b.awaitHops(ctx, cfg)
 	}
 	if generations == nil {
 		generations = b.generations.NextOf(cfg.Services, diff.has)
 	}
-	losses := b.losses(diff) // before the flows are forgotten
-	watched := b.services.watchedOf(diff)
+	losses := b.losses(diff)              // before the flows are forgotten
+	watched := b.services.watchedOf(diff) // what the other components know before
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
@@ -512,7 +513,8 @@ func (b *Balancer) reload(
 	return nil
 }
 
-// widen makes the programs able to do what a desired state needs, before their tables ask for it.
+// widen replaces the programs if they lack features that a desired state needs. It is called before
+// the tables use these features.
 func (b *Balancer) widen(cfg *desired.Balancer) error {
 	return datapath.TakeOver(b.log, func(t *datapath.Takeover) error { return b.plane.Widen(t, cfg) })
 }
@@ -532,7 +534,8 @@ func (b *Balancer) setChecks(ctx context.Context) {
 	b.checker.SetTargets(ctx, targets)
 }
 
-// leadChecks says through which interface checks leave, and which addresses cannot be sources.
+// leadChecks tells the path of checks through which interface they leave, and which addresses
+// cannot be their sources, because they are VIPs.
 func (b *Balancer) leadChecks() {
 	vips := make([]netip.Addr, len(b.cfg.Services))
 	for i, svc := range b.cfg.Services {
@@ -564,7 +567,8 @@ func (b *Balancer) trySweep() {
 }
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
-// It stores the numbers of all other flows for readers, and forgets removed VIPs whose time is over.
+// It stores the numbers of all other flows for readers, and forgets removed VIPs whose time is
+// over.
 func (b *Balancer) sweep() error {
 	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {

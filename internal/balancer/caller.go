@@ -14,8 +14,9 @@ import (
 )
 
 // caller makes connections of the balancer's own to servers of services that hunt. It implements
-// probe.Caller. The data path offers such a connection to the one server
-// (bpf/balancer/signal/check.h). The prober makes one call at a time to a server, or through it.
+// probe.Caller. The data path offers such a connection only to the server that is called
+// (bpf/balancer/signal/check.h), or through another server, which passes the SYN on to it. The
+// prober makes one call at a time to a server, or through it.
 type caller struct {
 	plane *dataplane.Plane
 	path  *health.HostPath

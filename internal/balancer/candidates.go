@@ -26,8 +26,8 @@ const mostBuiltRows = 8
 type builtRows struct {
 	keys []rowsKey // the latest one last
 	rows map[rowsKey]*dataplane.Rows
-	// last are the last tables of single sets, also those of earlier changes: the next change of a service
-	// needs the tables of its former sets again.
+	// last are the last tables of single sets, also those of earlier changes: the next change of a
+	// service needs the tables of its former sets again.
 	last []builtSet
 }
 
@@ -37,8 +37,8 @@ type builtSet struct {
 }
 
 const (
-	mostLast = 4
-	mostKept = 1 << 20 // entries of a table that is kept: 2 MB
+	mostLast = 4       // how many tables last has
+	mostKept = 1 << 20 // how many entries a table in last may have: 2 MB
 )
 
 // forget forgets all but the last tables of single sets.
@@ -83,6 +83,7 @@ func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
 	return rows.WithSlots(slots), nil
 }
 
+// keep keeps a table. If there are mostBuiltRows already, the oldest one is forgotten.
 func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 	if b.rows == nil {
 		b.rows = map[rowsKey]*dataplane.Rows{}
@@ -94,7 +95,7 @@ func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 	b.keys, b.rows[key] = append(b.keys, key), rows
 }
 
-// key identifies the input but for the slots. The names are those of the configured servers.
+// key identifies the input, apart from the slots. The names are those of the servers that have one.
 func (p *placing) key(names []string) rowsKey {
 	text, err := json.Marshal([]any{p.sets, names, p.depth, p.columns})
 	if err != nil {
@@ -104,10 +105,10 @@ func (p *placing) key(names []string) rowsKey {
 }
 
 // buildRows builds the candidate table of the sets. Each place of a row has its present server and
-// then the last different ones that it had, depth of them together. Servers that are no longer
-// configured have no slot, and are left out. With cookies, a row has as many places as are
-// configured, also if there are fewer servers: the width of cookies must not change when servers
-// come and go. buildRows returns an error if a set is not valid.
+// then the last other servers that it had, p.depth in all. Servers that are no longer configured
+// have no slot, and are left out. If packets need a column table, a row has as many places as
+// candidates are configured, also if there are fewer servers: the width of cookies must not change
+// when servers come and go. buildRows returns an error if a set is not valid.
 func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
 	built := make([]*tables.Table, len(p.sets))
 	candidates := 0
@@ -128,8 +129,9 @@ func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
 	return rows, nil
 }
 
-// addSet adds the servers of a table to rows: those of the present one, or of one before the last
-// that was added. The tables of former sets can have fewer buckets, in turns.
+// addSet adds the servers of a table to rows. The first table to be added is that of the present
+// set, then comes that of the set before it, and so on. The table of a former set can have fewer
+// rows, under round-robin: addSet repeats them.
 func addSet(rows *dataplane.Rows, table *tables.Table, slots map[string]uint16, isPresent bool) {
 	slotOf := make([]uint16, len(table.Servers))
 	for i, server := range table.Servers {
@@ -203,11 +205,11 @@ type placement struct {
 	want  *serviceState
 	input placing
 	table uint8 // which of the service's two tables
-	// rows is the content of the table, and only the shape after install; nil: the table in force,
-	// whose input has not changed.
+	// rows is the content of the table. After install it is only the shape. It is nil if the input
+	// has not changed, so that the table in force stays.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
-	// isWide is as that of transition.
+	// isWide tells that entries, slots or IDs may be left: see transition.
 	isWide bool
 }
 
@@ -219,11 +221,12 @@ func (p *placement) size() int {
 	return p.rows.Size()
 }
 
+// number returns the number of the table among the tables of all services.
 func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
 
-// prepareTable computes the candidate table of a service that is to follow a state, unless its input
-// has not changed. If the table in force contains the rows already, it stays in force, also after a
-// restart.
+// prepareTable computes the candidate table of a service that is to follow a state, unless its
+// input has not changed. If the table in force contains the rows already, it stays in force, also
+// after a restart.
 func (s *services) prepareTable(svc *service, want *serviceState) (*placement, error) {
 	p := &placement{
 		svc: svc, want: want, input: placingOf(svc, want.generation), table: svc.rule.Table(),
@@ -236,16 +239,17 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 		return nil, err
 	}
 	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
-	if !fits || !s.plane.Holds(p.number(), p.rows) {
+	if !fits || !s.plane.Holds(p.number(), p.rows) { // the other table is to be written
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
 	}
 	return p, nil
 }
 
-// place makes a service's entry name its candidate table, which exists.
+// place puts the rule of a service in force, which names its candidate table. The table exists.
 func (s *services) place(to *placement) error {
 	svc, p := to.svc, to.input
 	rule := dataplane.RuleOf(svc.Service)
+	// The number of the table is also its flag. The other flags follow.
 	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
 	if to.rows != nil {
 		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()
@@ -265,6 +269,7 @@ func (s *services) place(to *placement) error {
 		svc.label = label
 	}
 	s.setCapabilities(svc, &rule)
+	// Packets may still use the former table, or the former meaning of known_sid, until settle.
 	swapped := rule.Table() != svc.rule.Table() ||
 		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
 	svc.rule, svc.placed = rule, p
@@ -277,10 +282,11 @@ func (s *services) place(to *placement) error {
 	return nil
 }
 
-// settle waits until no packet uses a candidate table or a rule that was replaced. Then servers
-// that are not in the new tables cease to get new flows, and servers are asked what the new rules
-// require. One wait does for all services, because it can take tens of milliseconds. settle returns
-// an error if the wait fails, and can be called again.
+// settle waits until no packet uses a candidate table or a rule that was replaced. It then makes
+// servers that are not in the new tables cease to get new flows, and makes packets of known flows
+// ask servers for what the new rules require. It waits only once for all services, because a wait
+// can take tens of milliseconds. settle returns an error if the wait fails, and can be called
+// again.
 func (s *services) settle() error {
 	if len(s.swapped) == 0 {
 		return nil
@@ -304,8 +310,8 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	}
 }
 
-// removeSpares removes the candidate tables that are no longer in force. The lines of former
-// rankings become free.
+// removeSpares removes the candidate tables that are no longer in force. Its wait for packets also
+// frees the lines of former rankings.
 func (s *services) removeSpares() error {
 	hasSpare := func(svc *service) bool { return svc.hasSpare }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), hasSpare) &&
@@ -335,10 +341,10 @@ func (s *services) removeSpares() error {
 	return nil
 }
 
-// setCapabilities sets the flags that tell placement and persistence about servers and each other:
-// whether servers pass packets on, and whether they send signals and so can be asked about flows.
-// After a service has stopped hunting, its flows can be half-open for up to the timeout of new
-// flows.
+// setCapabilities sets the flags of a rule that tell what the service's servers can do: whether
+// they pass packets on, and whether they send signals and so can be asked about flows. Other flags
+// tell what flows of an earlier method may be left. After a service has stopped hunting, its flows
+// can be half-open for up to the timeout of new flows.
 func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	if svc.passesOn() {
 		rule.Flags |= dataplane.RuleServersPassOn
@@ -363,8 +369,8 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// setFormerFlows sets the flags of a service without a flow table. If it has just become so, the
-// flow tables still have its flows, until the last one has ended.
+// setFormerFlows sets the flags of a service without a flow table. If the service had a flow table
+// before, the flow tables still have its flows, until the last one has ended.
 func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 	svc.huntsEnd = time.Time{}
 	if !svc.hasFormerFlows() {
@@ -437,9 +443,10 @@ func (s *services) admit(svc *service) {
 }
 
 // admitUsable makes the usable servers of a service get new flows, and then puts the service's rule
-// in force, which may name a new candidate table. It returns the other servers. Those in the former
-// table must get new flows until no packet uses that table (settle). So no packet sees a change of
-// weights in part: a server whose weight is or was 0 is in only one of the tables.
+// in force, which may name a new candidate table. It returns the other servers, and does not change
+// them: those in the former table must get new flows until no packet uses that table (settle).
+// Otherwise packets would see a change of weights in part, because a server whose weight is or was
+// 0 is in only one of the two tables.
 func (s *services) admitUsable(svc *service) (unused []*member) {
 	usable := s.usable(svc)
 	if ability := s.abilityOf(svc, usable); ability != svc.ability {
@@ -458,7 +465,7 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 		svc.rule.Flags |= dataplane.RuleTakesFlows
 	}
 	s.writeRule(svc)
-	return slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return used[m] })
+	return only(svc.members, func(m *member) bool { return !used[m] })
 }
 
 // endHunts ends the transition of services that have stopped hunting, when their last half-open

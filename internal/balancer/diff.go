@@ -14,12 +14,13 @@ import (
 	"github.com/segue-lb/segue/internal/health/probe"
 )
 
-// serviceDiff is what two desired states differ in. A change looks at nothing else, so that its cost
-// follows from what changes.
+// serviceDiff contains the services in which two desired states differ. A change looks at no
+// others, so its cost depends only on what changes.
 type serviceDiff struct {
 	before, after map[string]*desired.Service // services that differ, by name; nil: there is none
 }
 
+// diffOf compares the services of two desired states.
 func diffOf(before, after []desired.Service) *serviceDiff {
 	d := &serviceDiff{map[string]*desired.Service{}, map[string]*desired.Service{}}
 	changed, former := desired.Differing(after, before)
@@ -62,7 +63,8 @@ type watched struct {
 
 func (w *watched) equals(other *watched) bool { return reflect.DeepEqual(w, other) }
 
-// watchedOf returns what others know of the changed services as they are now.
+// watchedOf returns what the resolver, the checker and the prober have to know of the changed
+// services, in their present state.
 func (s *services) watchedOf(d *serviceDiff) *watched {
 	w := &watched{vips: map[string]dataplane.Check{}, targets: map[netip.Addr]bool{}}
 	names := slices.Concat(slices.Collect(maps.Keys(d.before)), slices.Collect(maps.Keys(d.after)))

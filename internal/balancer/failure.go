@@ -20,21 +20,23 @@ func hasFailed(all dataplane.Causes) bool {
 // have no cause. A cause that all servers have is ignored, unless the service refuses new flows
 // then. For example, if the health checks of all servers fail, a fault of the checks is more likely
 // than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that still await
-// the result of their first health check are excluded while one that has passed works.
+// their first health check are excluded if another server has had its first one, and works.
 func (s *services) usable(svc *service) []*member {
-	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
+	undrained := only(svc.members, func(m *member) bool { return m.Takes() })
 	chosen := undrained
-	for _, cause := range []dataplane.Causes{dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing} {
-		without := func(m *member) bool { return !s.causes(m).Has(cause) }
+	for _, cause := range []dataplane.Causes{
+		dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing,
+	} {
+		isWithout := func(m *member) bool { return !s.causes(m).Has(cause) }
 		if svc.AllFailed == desired.AllFailedRefuse {
-			chosen = slices.DeleteFunc(slices.Clone(chosen), func(m *member) bool { return !without(m) })
+			chosen = only(chosen, isWithout)
 		} else {
-			chosen = prefer(chosen, without)
+			chosen = prefer(chosen, isWithout)
 		}
 	}
 	chosen = withoutUnfit(chosen, mostUnfit(len(undrained)))
 	if slices.ContainsFunc(chosen, svc.works) {
-		return slices.DeleteFunc(slices.Clone(chosen), svc.awaitsCheck)
+		return only(chosen, func(m *member) bool { return !svc.awaitsCheck(m) })
 	}
 	return chosen
 }
@@ -53,9 +55,9 @@ func (s *services) refuses(svc *service) bool {
 }
 
 // flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
-// with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that the
-// operator has not drained has only FlagDrained if its flows of UDP are to stay. A member that only
-// awaits its first check may have flows: what its checks ask for may have changed.
+// with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that
+// the operator has not drained has only FlagDrained if its flows of UDP are to stay. A member that
+// only awaits its first check may have flows: what its checks ask for may have changed.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
 	if m.Takes() && s.causes(m) == 0 && svc.awaitsCheck(m) {
@@ -73,15 +75,15 @@ func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags 
 
 // leaveDrained tells whether the flows of UDP of a service move away from drained servers. If no
 // server takes new flows, they stay: they could only be dropped. They also stay until a server that
-// takes new flows has had its first health check: none may be there.
+// takes new flows has had its first health check: until then, perhaps none of them works.
 func (s *services) leaveDrained(svc *service) bool {
 	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0 && !svc.awaits
 }
 
-// endFlows makes packets of the unused members' flows leave these servers, if the service says so.
-// Another server then gets the packets, and resets the connections, which it does not have. The
-// data path finds the flow table's entry of such a flow to be of another service
-// (bpf/balancer/segments.h).
+// endFlows makes packets leave the unused members that have failed, if the service says so. Another
+// server then gets the packets, and resets the connections, which it does not have. endFlows makes
+// the slot of such a member belong to no service. The data path then treats a flow's entry that
+// names this slot as that of another service (bpf/balancer/segments.h).
 func (s *services) endFlows(svc *service, unused []*member) {
 	for _, m := range unused {
 		service := svc.id
@@ -92,7 +94,7 @@ func (s *services) endFlows(svc *service, unused []*member) {
 	}
 }
 
-// join ends endFlows for all members of a service.
+// join undoes endFlows for all members of a service.
 func (s *services) join(svc *service) {
 	for _, m := range svc.members {
 		s.plane.Servers.SetService(m.slot, svc.id)

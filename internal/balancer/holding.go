@@ -21,9 +21,10 @@ const (
 	// holdTime is how long a later fragment waits for the first one of its packet. Fragments
 	// travel together.
 	holdTime = time.Second
-	// mostHeld is the highest number of fragments that wait: 6 MB with the longest frames. The
-	// oldest ones make room, so that a flood from many networks shortens the time and does not
-	// end the holding. One network gets no more than the budget in bpf/balancer/path/hold.h.
+	// mostHeld is the highest number of fragments that wait: 6 MB with the longest frames. If there
+	// are more, the oldest ones are dropped. So a flood from many networks shortens the time for
+	// which fragments wait, but does not end the holding. One network gets no more than the budget
+	// in bpf/balancer/path/hold.h.
 	mostHeld = 4096
 )
 
@@ -35,7 +36,9 @@ type holding struct {
 	path    fragmentPath
 	order   *list.List // of held, in the order in which they came
 	waiting map[dataplane.FragmentKey][]*list.Element
-	// What became of the fragments that were held.
+	// What became of the fragments that were held. Sent: released on the news of the first
+	// fragment, or late, without the news. Not sent: dropped by the data path, expired, displaced
+	// by others, or failed by an error.
 	released, late, dropped, expired, displaced, failed atomic.Uint64
 }
 
@@ -52,7 +55,10 @@ type held struct {
 }
 
 func newHolding(path fragmentPath, log *slog.Logger) *holding {
-	return &holding{log: log, path: path, order: list.New(), waiting: map[dataplane.FragmentKey][]*list.Element{}}
+	return &holding{
+		log: log, path: path, order: list.New(),
+		waiting: map[dataplane.FragmentKey][]*list.Element{},
+	}
 }
 
 // run holds the fragments that come from the source until the context ends.
@@ -86,7 +92,7 @@ func (h *holding) next() time.Time {
 // may pass on another core while the data path gives the fragment to this process. The process may
 // then get no news of the first fragment. So take looks for that fragment in the table.
 func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
-	if f.Frame == nil {
+	if f.Frame == nil { // f is the news that the first fragment has passed
 		h.release(f.Key, &h.released)
 		return
 	}
@@ -108,6 +114,7 @@ func (h *holding) release(key dataplane.FragmentKey, sent *atomic.Uint64) {
 	delete(h.waiting, key)
 }
 
+// send sends a fragment through the data path, and counts what becomes of it.
 func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 	err := h.path.Send(f)
 	if err == nil {
@@ -123,8 +130,8 @@ func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 	}
 }
 
-// expire drops the fragments whose time is over. The news of a first fragment is lost if the ring
-// buffer is full, so expire looks for the first one before that.
+// expire drops the fragments whose time is over. Before that, it looks for the first fragment of
+// the packet in the table, because the news of it is lost if the ring buffer is full.
 func (h *holding) expire(now time.Time) {
 	for h.order.Len() > 0 && !now.Before(h.next()) {
 		if key := h.order.Front().Value.(held).Key; h.path.HasFirst(key) {
@@ -136,7 +143,8 @@ func (h *holding) expire(now time.Time) {
 	}
 }
 
-// forgetOldest drops the fragment that came first. It is also the first one of its packet.
+// forgetOldest drops the fragment that has waited longest. It is also the first one in the list of
+// its packet.
 func (h *holding) forgetOldest() {
 	key := h.order.Remove(h.order.Front()).(held).Key
 	if h.waiting[key] = h.waiting[key][1:]; len(h.waiting[key]) == 0 {
@@ -145,7 +153,8 @@ func (h *holding) forgetOldest() {
 }
 
 var heldDesc = prometheus.NewDesc("segue_lb_held_fragments_total",
-	"Later fragments that waited for the first one of their packet, by what became of them.", []string{"result"}, nil)
+	"Later fragments that waited for the first one of their packet, by what became of them.",
+	[]string{"result"}, nil)
 
 // Describe implements prometheus.Collector.
 func (h *holding) Describe(descs chan<- *prometheus.Desc) { descs <- heldDesc }

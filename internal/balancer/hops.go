@@ -125,6 +125,7 @@ func (b *Balancer) applyHopsOf(name string) {
 	}
 }
 
+// applyHop writes the next hop of a member, and sets the causes that follow from it.
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]
@@ -175,7 +176,8 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !noted.Routed {
 			continue
 		}
-		hop, seen := hops[target(server)] // known if another service has the target
+		hop, seen := hops[target(server)] // seen if another service has the target
+		// The target used the default route only if none of its servers had a route of its own.
 		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)

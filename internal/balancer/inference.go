@@ -45,8 +45,8 @@ type inferred struct {
 	settings  infer.Settings
 	interval  time.Duration // between two steps
 	names     []string      // of servers, by index of the estimator
-	slots     []uint32      // likewise
-	polled    []polled      // likewise; empty: the service does not poll
+	slots     []uint32      // of servers, by this index
+	polled    []polled      // by this index; empty: the service does not poll
 	suspects  []string      // names of servers that seem ill
 	// sampled, stepped and asked are the times of the last sample, of the last step and of the last
 	// polls; zero: none yet.
@@ -162,7 +162,7 @@ func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	at := slices.Index(in.suspects, server)
 	about := []any{"service", in.name, "server", server}
 	switch isSuspect := r.NoAnswers*r.SilentFlows > 1; {
-	case isSuspect == (at >= 0):
+	case isSuspect == (at >= 0): // nothing has changed
 	case isSuspect && r.NoAnswers >= r.SilentFlows:
 		in.suspects = append(in.suspects, server)
 		n.log.Warn("a server seems ill: it gets few new flows", append(about, "reason",
@@ -193,7 +193,7 @@ func (n *inference) logProblem(err error) {
 
 // arrange makes a service infer with its present members, and sets their prices. What is known of a
 // member stays while the member has its slot, also if an earlier process has found it out. A member
-// of which nothing is known begins slowly, unless nothing is known of all of them. arrange returns
+// of which nothing is known begins slowly, unless nothing is known of any member. arrange returns
 // an error if an estimate cannot be read.
 func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	n.mu.Lock()
@@ -225,8 +225,8 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	return n.welcome(in, slotOf)
 }
 
-// of returns the inference of a service. If the service has another estimator now, the inference is
-// a new one.
+// of returns the inference of a service. If the settings of its estimator have changed, the
+// inference is a new one.
 func (n *inference) of(svc *service) (*inferred, error) {
 	settings := infer.Settings{
 		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.slowStart().Seconds(),
@@ -248,8 +248,8 @@ func (n *inference) of(svc *service) (*inferred, error) {
 	return in, nil
 }
 
-// slowStart returns the time of the service's slow starts. There are none by default: the
-// configuration has a default of its own.
+// slowStart returns the time of the service's slow starts, or 0 if the desired state has none.
+// Package desired has set the default already.
 func (svc *service) slowStart() time.Duration {
 	if svc.Infer.SlowStart == nil {
 		return 0
@@ -265,6 +265,7 @@ func (in *inferred) polledBefore() []polled {
 	return in.polled
 }
 
+// wake makes run sample again: it stops when there are no services.
 func (n *inference) wake() {
 	select {
 	case n.changed <- struct{}{}:
@@ -272,10 +273,11 @@ func (n *inference) wake() {
 	}
 }
 
-// welcome restores the estimates of servers that were not there before, and sets their prices. The
-// argument has the slots of those that were. If some of the servers are known, or the service had
-// other servers before, those that are not known are new, and begin slowly. The prices of servers
-// that have one stay until the next step.
+// welcome restores the estimates of servers that are new to this inference, and sets their prices.
+// The argument has the slots of the servers before, by name. A server is known if it was there
+// before, or if an earlier process has left its estimate. If some of the servers are known, or the
+// service had servers before, those that are not known begin slowly. A known server that has a
+// price keeps it until the next step.
 func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {
@@ -300,8 +302,8 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	return nil
 }
 
-// restore restores the estimate of a server that is in the table. It returns false if there is
-// none, or if it is that of another estimator.
+// restore restores the estimate of a server from the table. It returns false if there is none, or
+// if it is that of another estimator.
 func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	estimate, ok, err := n.plane.Estimates.Of(in.slots[server])
 	if !ok || err != nil {

@@ -44,7 +44,8 @@ func (c change) name() string {
 	return c.service + "/" + c.server
 }
 
-// transitions are the changes of one cause, in the order in which they are logged.
+// transitions are the changes of one cause, in the order in which they are logged. A cause in
+// endedSoon has begun and ended since the last log.
 type transitions struct{ ended, began, endedSoon []change }
 
 // note adds the changes of a server. The arguments before, between and now are the causes at the

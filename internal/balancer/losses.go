@@ -36,11 +36,11 @@ func (b *Balancer) losses(diff *serviceDiff) []desired.Loss {
 	return losses
 }
 
-// lossesOf returns what services lose by a change. A flow loses its server if packets no
-// longer get from the VIP to that server: the server or the service is removed, or gets another
-// address. It leaves the history if no set of the service's generations has its server any more: a
-// balancer that does not know the flow then does not find it. If the service gets fewer ports, only the
-// flows of the others lose their server.
+// lossesOf returns what services lose by a change. A flow loses its server if packets no longer get
+// from the VIP to that server: the server or the service is removed, or gets another address. If no
+// set of the service's generations has the server any more, a balancer that does not know the flow
+// does not find it (LossForgotten). If the service gets fewer ports, only the flows of the lost
+// ports lose their server (LossNarrowed).
 func lossesOf(
 	before []desired.Service, diff *serviceDiff, g serversets.Generations,
 ) (losses []desired.Loss) {
@@ -69,7 +69,7 @@ func lossesOf(
 			case !keepsSome || kept.Locator != server.Locator || kept.Address != server.Address:
 				loss.Cause = desired.LossMoved
 			case was[server.Name] && !is[server.Name]:
-				loss.Cause = desired.LossForgotten // of all ports
+				loss.Cause = desired.LossForgotten // flows of all ports
 			case !keepsAll:
 				loss.Cause = desired.LossNarrowed
 			default:
@@ -93,15 +93,15 @@ func serversByName(s *desired.Service) map[string]*desired.Server {
 	return servers
 }
 
-// portKey is a port of a VIP that a service has for itself.
+// portKey is a port of a VIP.
 type portKey struct {
 	vip      netip.Addr
 	protocol desired.Protocol
 	port     desired.Port
 }
 
-// takenPorts returns the ports that services have for themselves. They get no packets of services of all
-// ports of their VIP.
+// takenPorts returns the ports of the services of one port. Packets to such a port do not go to the
+// service of all ports of the same VIP.
 func takenPorts(services map[string]*desired.Service) map[portKey]bool {
 	ports := map[portKey]bool{}
 	for _, s := range services {
@@ -121,14 +121,15 @@ func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all 
 	}
 	own := func(port desired.Port) portKey { return portKey{old.VIP, old.Protocol, port} }
 	switch {
-	case now.Port == old.Port && old.Port != desired.AllPorts:
+	case now.Port == old.Port && old.Port != desired.AllPorts: // the same single port
 		return true, true
-	case old.Port != desired.AllPorts:
+	case old.Port != desired.AllPorts: // a single port before
 		keeps := now.Port == desired.AllPorts && !has[own(old.Port)]
 		return keeps, keeps
-	case now.Port != desired.AllPorts:
+	case now.Port != desired.AllPorts: // all ports before, a single one now
 		return !had[own(now.Port)], false
 	}
+	// All ports before and now. A new service of one port takes this port away.
 	for key := range has {
 		if key == own(key.port) && !had[key] {
 			return true, false
@@ -137,7 +138,8 @@ func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all 
 	return true, true
 }
 
-// reachable returns the names of all servers in the sets of a generation.
+// reachable returns the names of all servers in the sets of a generation that its candidate table
+// can hold.
 func reachable(g serversets.Generation) map[string]bool {
 	names := map[string]bool{}
 	for i, set := range g.Sets {

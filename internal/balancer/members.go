@@ -127,8 +127,8 @@ var tooMany = changeText{
 		"probes find no fault in the servers of these services that get new connections"},
 }
 
-// refusalText is logged when all servers of a service have failed, and the service refuses new flows
-// then.
+// refusalText is logged when all servers of a service have failed, and the service refuses new
+// flows then.
 var refusalText = changeText{
 	began: wording{"ALL servers of the service have failed: new connections are REFUSED",
 		"ALL servers of these services have failed: new connections are REFUSED"},
@@ -263,24 +263,28 @@ func mostUnfit(servers int) int { return max(1, servers/3) }
 // with the members that became unfit first. If all members are unfit, it excludes none, because a
 // fault of the probes is more likely.
 func withoutUnfit(members []*member, most int) []*member {
-	unfit := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m.causes&dataplane.Probed == 0 })
+	unfit := only(members, func(m *member) bool { return m.causes&dataplane.Probed != 0 })
 	if len(unfit) == len(members) {
 		return members
 	}
 	slices.SortFunc(unfit, func(a, b *member) int {
 		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.Name, b.Name))
 	})
-	unfit = unfit[:min(len(unfit), most)]
-	return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return slices.Contains(unfit, m) })
+	excluded := unfit[:min(len(unfit), most)]
+	return only(members, func(m *member) bool { return !slices.Contains(excluded, m) })
+}
+
+// only returns the members for which good returns true.
+func only(members []*member, good func(*member) bool) []*member {
+	return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return !good(m) })
 }
 
 // prefer returns the members for which good returns true, or all members if there are none.
 func prefer(members []*member, good func(*member) bool) []*member {
-	chosen := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return !good(m) })
-	if len(chosen) == 0 {
-		return members
+	if chosen := only(members, good); len(chosen) > 0 {
+		return chosen
 	}
-	return chosen
+	return members
 }
 
 // ignored returns the causes of those servers of the service that get new flows nevertheless.

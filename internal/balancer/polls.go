@@ -102,7 +102,7 @@ func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 func (n *inference) ask(in *inferred, server int) {
 	p := &in.polled[server]
 	err := n.poller.Ask(p.target)
-	if p.missed++; p.missed != mostMissed+2 {
+	if p.missed++; p.missed != mostMissed+2 { // the poll that was just sent is not missed yet
 		return
 	}
 	p.load = nil

@@ -17,12 +17,12 @@ import (
 // PublishTo makes the balancer publish its events. Call it before Run.
 func (b *Balancer) PublishTo(stream *events.Stream) { b.events = stream }
 
-// ReportUntried makes the balancer tell why its host cannot check servers, at most every ten seconds.
-// The function must not block. Call ReportUntried before Run.
+// ReportUntried makes the balancer tell why its host cannot check servers, at most every ten
+// seconds. The function must not block. Call ReportUntried before Run.
 func (b *Balancer) ReportUntried(report func(reason string)) { b.checker.ReportUntried(report) }
 
-// ReportUnsaved makes the balancer tell why it cannot write to its directory of state, and by an empty
-// text that it can again. Call ReportUnsaved before Run.
+// ReportUnsaved makes the balancer tell why it cannot write to its directory of state. An empty
+// text says that it can again. Call ReportUnsaved before Run.
 func (b *Balancer) ReportUnsaved(report func(problem string)) { b.reportUnsaved = report }
 
 // ReportReasons makes the balancer tell why servers are unfit, as often as it logs that. Call
@@ -139,7 +139,7 @@ func (b *Balancer) publishReload(
 		case desired.LossMoved:
 			reason = "the server got another address, or its service another VIP, port or protocol"
 		case desired.LossNarrowed:
-			reason = "the service gets fewer ports: only flows of the others are lost, so many at most"
+			reason = "the service gets fewer ports: at most the flows of the other ports are lost"
 		}
 		if reason != "" && loss.Flows != nil && *loss.Flows > 0 {
 			b.events.Publish(events.Event{

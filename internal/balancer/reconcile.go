@@ -21,8 +21,8 @@ import (
 type transition struct {
 	wanted  map[string]bool // the names of all its services
 	changed []*placement    // of the services that follow another state
-	// isWide tells that entries, slots or IDs may be left that no service needs any more. A change of
-	// nothing but drains, weights and settings leaves none.
+	// isWide tells that entries, slots or IDs may be left that no service needs any more. A change
+	// of nothing but drains, weights and settings leaves none.
 	isWide bool
 }
 
@@ -56,7 +56,7 @@ func (s *services) prepare(
 			changed = append(changed, want)
 			continue
 		}
-		svc.Service, svc.follows = service, want // of the former state, nothing is kept
+		svc.Service, svc.follows = service, want // so that nothing refers to the former state
 	}
 	var err error
 	if next.changed, err = s.prepareAll(changed); err != nil {
@@ -92,11 +92,11 @@ func (s *services) enforce(next *transition) error {
 	return nil
 }
 
-// Candidate tables are written together, because the kernel waits once for all of them. Each has an
-// open file meanwhile.
+// These bound a batch of candidate tables. Each table has an open file until its batch is
+// installed.
 const (
 	tablesAtOnce = 64
-	slotsAtOnce  = 1 << 25 // of all of them: 64 MB
+	slotsAtOnce  = 1 << 25 // slots in all tables of a batch: 64 MB
 )
 
 // serviceState is all of a desired state that a service depends on.
@@ -123,7 +123,7 @@ func newServiceState(
 	return state
 }
 
-// equals tells whether a service that follows the one state follows the other one.
+// equals tells whether a service that follows one of the states also follows the other.
 func (s *serviceState) equals(other *serviceState) bool {
 	return s.service.Same(other.service) &&
 		s.locator == other.locator && slices.Equal(s.addresses, other.addresses) &&
@@ -131,25 +131,27 @@ func (s *serviceState) equals(other *serviceState) bool {
 		s.names.Name == other.names.Name && slices.Equal(s.names.Peers, other.names.Peers)
 }
 
-// prepareAll prepares services to follow other states.
+// prepareAll prepares each service for its wanted state, and installs the tables that it needs. It
+// installs them in batches, because the kernel waits once for a batch. placeAll then puts the
+// tables in force.
 func (s *services) prepareAll(all []*serviceState) ([]*placement, error) {
 	placements := make([]*placement, 0, len(all))
-	written, slots := 0, 0
+	installed, waitingSlots := 0, 0
 	for _, want := range all {
 		s.progress.Add(1)
 		p, err := s.prepareService(want)
 		if err != nil {
 			return nil, fmt.Errorf("service %s: %w", want.service.Name, err)
 		}
-		placements, slots = append(placements, p), slots+p.size()
-		if len(placements)-written >= tablesAtOnce || slots >= slotsAtOnce {
-			if err := s.install(placements[written:]); err != nil {
+		placements, waitingSlots = append(placements, p), waitingSlots+p.size()
+		if len(placements)-installed >= tablesAtOnce || waitingSlots >= slotsAtOnce {
+			if err := s.install(placements[installed:]); err != nil {
 				return nil, err
 			}
-			written, slots = len(placements), 0
+			installed, waitingSlots = len(placements), 0
 		}
 	}
-	return placements, s.install(placements[written:])
+	return placements, s.install(placements[installed:])
 }
 
 // install writes the new candidate tables and column tables of services.
@@ -180,7 +182,7 @@ func (s *services) install(all []*placement) error {
 	return nil
 }
 
-// placeAll puts candidate tables in force that exist.
+// placeAll puts candidate tables in force that are installed.
 func (s *services) placeAll(all []*placement) error {
 	for _, p := range all {
 		s.progress.Add(1)
@@ -203,7 +205,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
-	s.join(svc)
+	s.join(svc)       // admit calls endFlows again
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
 	if err != nil {
@@ -213,7 +215,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	for _, m := range members {
 		svc.named[m.Name] = m
 	}
-	leavesNone := isKnown && slices.Equal(slots, svc.slots()) && keepsEntries(before, svc.Service)
+	needsAll := isKnown && slices.Equal(slots, svc.slots()) && keepsEntries(before, svc.Service)
 	if err := s.addQUICServers(svc); err != nil {
 		return nil, err
 	}
@@ -222,13 +224,13 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	p, err := s.prepareTable(svc, want)
 	if err == nil {
-		p.isWide = !leavesNone
+		p.isWide = !needsAll
 	}
 	return p, err
 }
 
-// keepsEntries tells whether a service that changes, but not its servers' slots, needs all that the
-// tables have for it.
+// keepsEntries tells whether a changed service, whose servers keep their slots, still needs all
+// entries that the tables have for it.
 func keepsEntries(before, now *desired.Service) bool {
 	return dataplane.ServiceKey(before) == dataplane.ServiceKey(now) &&
 		before.Placement.Infers() == now.Placement.Infers() &&
@@ -291,16 +293,17 @@ func (s *services) checkRoom(more int) error {
 }
 
 // claimMembers gives the configured servers their slots. A server that existed before keeps its
-// causes, even if an earlier process has found them. It awaits a check if its checks ask for
-// something else than before.
+// causes, even if an earlier process has found them. If its health checks now ask for something
+// else, it awaits its first check again.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := want.service
 	svc.known = s.knownFor(svc, cfg)
 	known := svc.known
 	if svc.usesKnownAsCookie() {
 		// Packets of the rule before still use known_sid on the plain path
-		// (lookup_stateless_plain). Until settle they must ask for the cookie: a server must not
-		// deliver a packet with a misleading one. With former flows there is no plain path.
+		// (lookup_stateless_plain). Until settle they must ask servers to compare the cookie: a
+		// server must not deliver a packet whose cookie leads elsewhere. With former flows there is
+		// no plain path.
 		known = knownOf(&desired.Service{
 			Persistence: desired.PersistenceStateless, Candidates: int(svc.rule.Candidates()),
 		}, s.hasHints)
@@ -347,8 +350,8 @@ func checksOf(svc *desired.Service) map[string]*health.Target {
 func (s *services) knownFor(svc *service, cfg *desired.Service) dataplane.Known {
 	known := knownOf(cfg, s.hasHints)
 	if cfg.FindsByColumn() && svc.hasFormerFlows() {
-		// The flows that the flow table knows carry no cookies. Their servers take also a SYN that
-		// was lost before.
+		// The flows that the flow table knows carry no cookies. With this function, a server also
+		// takes the repeated SYN of a known flow, if the first one was lost.
 		known = dataplane.Known{Function: srv6.Deliver}
 	}
 	if svc.rule.HasHalfOpen() {
@@ -390,8 +393,8 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 
 // knownOf returns what packets of known flows ask of a service's servers. The servers of a service
 // that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
-// also asks for load reports. Under a persistence without a flow table, the servers check; with
-// hints, they return packets whose flow they do not have.
+// also asks for load reports. Under a persistence without a flow table, the servers check whether
+// they have the flow. If the balancer has hints, they return packets whose flow they do not have.
 func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:

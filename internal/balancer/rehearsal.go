@@ -61,8 +61,8 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 // Program returns the program of the outside. Apply may replace it, and closes it then.
 func (r *Rehearsal) Program() *ebpf.Program { return r.balancer.plane.Objects.XdpLb }
 
-// Apply applies another configuration with the same signal keys, as Reload does. New servers have no
-// next hop before Reach. Its errors are those of Reload.
+// Apply applies another configuration with the same signal keys, as Reload does. New servers have
+// no next hop before Reach. Its errors are those of Reload.
 func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // neither the resolver nor the checker runs and takes new targets

@@ -30,6 +30,7 @@ func (s *services) removedVIPs(
 			removed = append(removed, entry)
 		}
 	}
+	// The Id of a removed VIP is the time of its removal.
 	slices.SortFunc(removed, func(a, b dataplane.ServiceEntry) int { return cmp.Compare(b.Id, a.Id) })
 	return removed[:min(len(removed), dataplane.MaxRemovedVIPs)], nil
 }

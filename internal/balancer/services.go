@@ -59,15 +59,15 @@ type services struct {
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
 	built            builtRows
-	// isSure tells that the last state that was to be put in force is in force. Otherwise the next one
-	// looks at all services, whatever it changes.
+	// isSure tells that the last state that was to be put in force is in force. Otherwise the next
+	// one looks at all services, whatever it changes.
 	isSure bool
 	// progress counts the steps of the goroutine that owns the services. Others may read it.
 	progress atomic.Uint64
 }
 
-// loadServices reads the services that an earlier process has left. The first apply adds their
-// members and their configuration.
+// loadServices reads the services that an earlier process has left. The first call of prepare adds
+// their members and their configuration.
 func loadServices(
 	plane *dataplane.Plane, slots *dataplane.Slots, inference *inference, reach func(*member),
 ) (*services, error) {
@@ -114,9 +114,9 @@ func (svc *service) isStateless() bool {
 	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
 
-// usesKnownAsCookie tells whether plain packets of the service's rule ask servers for the cookie by
-// known_sid (lookup_stateless_plain). While there may be former flows, no packet is plain, and only
-// packets of former flows use known_sid.
+// usesKnownAsCookie tells whether packets of the service take the plain path of the program
+// (lookup_stateless_plain), which asks servers to compare cookies by known_sid. While there may be
+// former flows, no packet takes this path, and only packets of former flows use known_sid.
 func (svc *service) usesKnownAsCookie() bool {
 	return svc.isStateless() && !svc.rule.HasFormerFlows()
 }
@@ -136,8 +136,9 @@ func (s *services) setHealth(result health.Result) *service {
 	return changed
 }
 
-// healthTargets lists the servers to check, each with its present result. It also returns those
-// whose checks take the path of clients' packets, and those that the prober may call, by slot.
+// healthTargets lists the servers to check, each with its present result. The second result
+// contains, by slot, the servers whose checks take the path of clients' packets, and the servers
+// that the prober may call.
 func (s *services) healthTargets(
 	services []desired.Service,
 ) ([]health.Target, map[uint32]dataplane.Check) {

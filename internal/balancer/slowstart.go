@@ -18,11 +18,12 @@ const slowTick = 100 * time.Millisecond
 type slowStart struct {
 	unfit  bool      // the member gets no new flows, because it has a cause
 	since  time.Time // when it became fit; zero: it takes all of its new flows
-	credit float64   // the share of a tick in which it is yet to take new flows
+	credit float64   // grows by the member's share with each tick; 1 pays for a tick with new flows
 	rests  bool
 }
 
-// fits notes whether the member is used, and begins the slow start of a member that was unfit.
+// fits notes whether the member gets new flows (used) and whether it has a cause. If the member was
+// unfit and is used now, fits begins a slow start of the given time.
 func (s *slowStart) fits(used, hasCause bool, within time.Duration, now time.Time) {
 	switch {
 	case !used:

@@ -53,8 +53,8 @@ func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err e
 	return attached, nil
 }
 
-// claim finds the links that an earlier process has left on the interfaces, even if an interface had
-// another part then.
+// claim gives the links that an earlier process has left on the interfaces the pins of the present
+// places. They have other pins if interfaces have changed their parts, such as node.inside.
 func (l *Loader) claim(t *Takeover, places []Place) error {
 	for _, place := range places {
 		for _, other := range l.Hooks {
@@ -69,7 +69,7 @@ func (l *Loader) claim(t *Takeover, places []Place) error {
 	return nil
 }
 
-// settle detaches the programs of earlier processes at other places.
+// settle detaches the programs of earlier processes at all other places.
 func (l *Loader) settle(places []Place) error {
 	used, ifindexes := map[Hook]bool{}, []int{}
 	for _, place := range places {
@@ -87,7 +87,8 @@ func (l *Loader) settle(places []Place) error {
 	return RemoveFilters(l.Instance, ifindexes...)
 }
 
-// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than 6.6.
+// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than
+// 6.6.
 func (l *Loader) attachTC(t *Takeover, place Place) error {
 	if l.unpinned[place.Hook] != nil {
 		return nil // this process has attached it already
@@ -171,30 +172,31 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	return attached, t.PinLink(l, prog, pin)
 }
 
+// attachXDP attaches a program in native mode, or else in generic mode.
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
 	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
-	l, native := link.AttachXDP(options)
-	if native == nil {
+	l, noNative := link.AttachXDP(options)
+	if noNative == nil {
 		return l, Attached{Mode: Native}, nil
 	}
-	if !worthGeneric(native) {
-		return nil, Attached{}, native
+	if !worthGeneric(noNative) {
+		return nil, Attached{}, noNative
 	}
 	options.Flags = link.XDPGenericMode
 	l, err := link.AttachXDP(options)
 	if err != nil {
-		return nil, Attached{}, fmt.Errorf("in generic mode: %w; in native mode: %w", err, native)
+		return nil, Attached{}, fmt.Errorf("in generic mode: %w; in native mode: %w", err, noNative)
 	}
-	return l, Attached{Generic, native}, nil
+	return l, Attached{Generic, noNative}, nil
 }
 
-// worthGeneric tells whether to try generic mode after native mode has failed. Drivers refuse
-// native mode for various reasons, and with various errors: no XDP support, the MTU, the number of
-// queues, other features in use. Generic mode is not tried if another program occupies the
-// interface, or if privileges are missing.
-func worthGeneric(native error) bool {
+// worthGeneric tells whether to try generic mode after native mode has failed with an error.
+// Drivers refuse native mode for various reasons, and with various errors: no XDP support, the MTU,
+// the number of queues, other features in use. Generic mode is not tried if another program
+// occupies the interface, or if privileges are missing.
+func worthGeneric(noNative error) bool {
 	for _, hopeless := range []error{unix.EBUSY, unix.EEXIST, unix.EPERM, unix.EACCES} {
-		if errors.Is(native, hopeless) {
+		if errors.Is(noNative, hopeless) {
 			return false
 		}
 	}
@@ -226,8 +228,8 @@ func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error
 	return nil
 }
 
-// Update gives a link a new program, in one step. The takeover closes the link. The directory is that
-// of the instance.
+// Update gives a link a new program, in one step. The takeover closes the link. The directory is
+// that of the instance.
 func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 	t.held = append(t.held, l)
 	if err := t.keep(prog, dir); err != nil {
@@ -267,9 +269,9 @@ func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
 	return nil
 }
 
-// ClaimLink gives the link of an interface the name pin, if it has the name other. A link that has
-// the name pin gets the name other: interfaces can have changed their parts since an earlier
-// process. No link is detached, except for one that UpdateLink would detach first.
+// ClaimLink renames the pin of an interface's link from other to pin. It does nothing if the link
+// with the pin other is not of this interface. If there is a link with the name pin already, the
+// two exchange their names. No link is detached, except for one that UpdateLink would detach first.
 func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	for _, unfinished := range []string{next(pin), next(other)} {
 		if err := DetachLink(unfinished); err != nil {

@@ -30,8 +30,8 @@ type Declaration struct {
 	Size uint32 // the number of elements; 0: as the object says
 }
 
-// Declarations are those of all maps of a data path. The first map with a pin tells the role of an
-// instance.
+// Declarations are those of all maps of a data path. The first map with a pin must be the one that
+// tells the role of an instance (marks), because it is pinned first.
 type Declarations []Declaration
 
 // Names returns the names of the maps with one of the lives, in the order of the declarations.
@@ -53,8 +53,8 @@ func (d Declarations) Resize(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// MapsIn returns the fields for maps of a struct that bpf2go has generated, by the names of the maps.
-// If names are given, it returns only these fields.
+// MapsIn returns the fields for maps of a struct that bpf2go has generated, by the names of the
+// maps. If names are given, it returns only these fields.
 func MapsIn(objects any, names ...string) map[string]**ebpf.Map {
 	all := fieldsOf[*ebpf.Map](objects)
 	if len(names) > 0 {
@@ -71,6 +71,7 @@ func fieldsOf[T any](objects any) map[string]*T {
 	return all
 }
 
+// addFields adds the fields of a struct, and of the structs in it.
 func addFields[T any](all map[string]*T, objects reflect.Value) {
 	for i := range objects.NumField() {
 		field := objects.Field(i)

@@ -13,10 +13,11 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Detach detaches the programs of an instance, the last of the hooks first. It returns an error, and
-// detaches nothing, if the instance has filters in another network namespace than that of the
+// Detach detaches the programs of an instance, the last of the hooks first. It returns an error,
+// and detaches nothing, if the instance has filters in another network namespace than that of the
 // calling thread: filters are found only there.
 func Detach(instance string, hooks []Hook) error {
+	// An instance has either tcx links or filters.
 	hasTCX := slices.ContainsFunc(hooks, func(h Hook) bool {
 		_, err := os.Stat(filepath.Join(Dir(instance), h.Pin))
 		return h.At != ebpf.AttachXDP && err == nil

@@ -25,7 +25,6 @@ const (
 	AgentProgram    = "xdp_agent"
 
 	flowsPin = "flows" // a balancer has it before its program is attached
-
 )
 
 // xdpPins are the possible XDP links of an instance.
@@ -175,8 +174,8 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	return s, err
 }
 
-// AddHiddenTags finds out whether programs see the VLAN tags of frames. The reader may reach the other
-// end of a veth although the process may not.
+// AddHiddenTags finds out whether programs see the VLAN tags of frames. The reader may reach the
+// other end of a veth although the process may not.
 func AddHiddenTags(attachments ...*Attachment) {
 	for _, a := range attachments {
 		if a == nil || a.Interface == "" {
@@ -229,6 +228,7 @@ func OpenTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
+// readProgram describes a pinned program. It returns nil if there is none.
 func readProgram(instance, name string) (*Program, error) {
 	pin := filepath.Join(Dir(instance), name)
 	program, err := ebpf.LoadPinnedProgram(pin, nil)

@@ -11,9 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// SetSignalKeys sets the keys for the tags of signals in a data path. There are one or two keys.
-// Without keys, signals have no tags. m is the map signal_keys of bpf/net/tag.h. Its element is
-// replaced as a whole.
+// SetSignalKeys sets the keys for the tags of signals in a data path, at most two. A single key
+// takes both places. Without keys, signals have no tags. m is the map signal_keys of bpf/net/tag.h.
+// Its element is replaced as a whole.
 func SetSignalKeys(m *ebpf.Map, keys desired.SignalKeys) error {
 	if len(keys) == 0 {
 		if err := m.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

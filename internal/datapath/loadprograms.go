@@ -30,8 +30,8 @@ type Loader struct {
 	Hooks    []Hook   // all hooks with pins, in the order in which programs are attached
 
 	Dir string // the directory of the pins
-	// Replaced are the expendable maps that Load has found with the layout of another build. Publish
-	// replaces them.
+	// Replaced are the expendable maps that Load has found with the layout of another build.
+	// Publish replaces them.
 	Replaced []string
 	// AttachTCX is link.AttachTCX. Tests replace it to simulate kernels before 6.6.
 	AttachTCX func(link.TCXOptions) (link.Link, error)
@@ -77,8 +77,8 @@ func (l *Loader) Load(spec *ebpf.CollectionSpec, objects any, variant Variant) (
 // verifier's work is most of the time of a start.
 var LoadObjects = LoadOn
 
-// LoadOn loads programs and maps into a struct that bpf2go has generated. It uses the given maps, by
-// name, instead of new ones. If the verifier refuses a program, the error has its log.
+// LoadOn loads programs and maps into a struct that bpf2go has generated. It uses the given maps,
+// by name, instead of new ones. If the verifier refuses a program, the error has its log.
 func LoadOn(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) error {
 	err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: maps})
 	if verifier := (*ebpf.VerifierError)(nil); errors.As(err, &verifier) && !errors.Is(err, unix.EPERM) {
@@ -87,8 +87,8 @@ func LoadOn(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) e
 	return err
 }
 
-// openMaps opens the lasting maps that an earlier process has left. It returns those that this build
-// can use. The caller closes them, also after an error.
+// openMaps opens the lasting maps that an earlier process has left. It returns those that this
+// build can use. The caller closes them, also after an error.
 func (l *Loader) openMaps(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	kept := map[string]*ebpf.Map{}
 	for _, declared := range l.Maps {

@@ -106,8 +106,8 @@ func programOf(pin string) (ebpf.ProgramID, error) {
 	return info.Program, nil
 }
 
-// CheckNamespace returns an error if a link of an instance belongs to another network namespace than
-// that of the caller.
+// CheckNamespace returns an error if a link of an instance belongs to another network namespace
+// than that of the caller.
 func CheckNamespace(instance string, hooks []Hook) error {
 	for _, hook := range hooks {
 		if _, err := AttachedTo(filepath.Join(Dir(instance), hook.Pin)); err != nil {
@@ -190,8 +190,8 @@ func runsTCX(ifindex int, at ebpf.AttachType, id link.ID) (bool, error) {
 	return false, nil
 }
 
-// Check returns an error if the instance works in another network namespace than that of the caller,
-// or if one of the interfaces runs an XDP program that is not the instance's.
+// Check returns an error if the instance works in another network namespace than that of the
+// caller, or if one of the interfaces runs an XDP program that is not the instance's.
 func (l *Loader) Check(ifindexes ...int) error {
 	err := CheckNamespace(l.Instance, l.Hooks)
 	for _, ifindex := range ifindexes {

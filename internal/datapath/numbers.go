@@ -27,6 +27,7 @@ const (
 	mapKind     = "map_"
 )
 
+// numberPin returns the path of an object's pin by number.
 func numberPin(dir, kind string, number uint32) string {
 	return filepath.Join(dir, numbersDir, kind+strconv.FormatUint(uint64(number), 10))
 }
@@ -38,7 +39,7 @@ func KeepMap(dir string, m *ebpf.Map) error {
 		return err
 	}
 	id, _ := info.ID()
-	clone, err := m.Clone() // the pin is not that of m
+	clone, err := m.Clone() // m can then be pinned elsewhere
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func ReleaseMap(dir string, id ebpf.MapID) error {
 	return release(numberPin(dir, mapKind, uint32(id)))
 }
 
-// ReleaseMapsExcept removes the pins of all other maps.
+// ReleaseMapsExcept removes the pins by number of all maps that are not in used.
 func ReleaseMapsExcept(dir string, used map[ebpf.MapID]bool) error {
 	return releaseExcept(dir, mapKind, func(number uint32) bool { return used[ebpf.MapID(number)] })
 }
@@ -123,7 +124,7 @@ func releasePrograms(dir string, kept map[ebpf.ProgramID]bool) error {
 func keep(object pinnable, dir, kind string, number uint32) (isNew bool, err error) {
 	path := numberPin(dir, kind, number)
 	err = object.Pin(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) { // there is no folder yet
 		err = os.Mkdir(filepath.Dir(path), 0o700)
 		if errors.Is(err, os.ErrNotExist) {
 			return false, nil
@@ -138,6 +139,7 @@ func keep(object pinnable, dir, kind string, number uint32) (isNew bool, err err
 	return err == nil, nil
 }
 
+// release removes a pin, if it exists.
 func release(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -145,6 +147,7 @@ func release(path string) error {
 	return nil
 }
 
+// releaseExcept removes the pins by number of all objects of a kind that are not used.
 func releaseExcept(dir, kind string, used func(number uint32) bool) error {
 	entries, err := os.ReadDir(filepath.Join(dir, numbersDir))
 	if errors.Is(err, os.ErrNotExist) {

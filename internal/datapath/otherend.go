@@ -27,22 +27,22 @@ func visitOtherEnd(veth *netlink.LinkAttrs, visit func(hider) error) error {
 	}
 	of := fmt.Sprintf(" (the other end of %s)", veth.Name)
 	if veth.NetNsID < 0 { // in this namespace
-		return cured(veth, visitThere(of))
+		return withRemedy(veth, visitThere(of))
 	}
 	ns, path, err := findNamespace(veth.NetNsID)
 	if err != nil {
-		return cured(veth, err)
+		return withRemedy(veth, err)
 	}
 	defer ns.Close()
 	of = fmt.Sprintf(" (the other end of %s, in %s)", veth.Name, path)
 	if err := ns.Do(func() error { return visitThere(of) }); err != nil {
-		return cured(veth, fmt.Errorf("%s: %w", path, err))
+		return withRemedy(veth, fmt.Errorf("%s: %w", path, err))
 	}
 	return nil
 }
 
-// cured adds to an error about the other end of a veth what the operator can do there.
-func cured(veth *netlink.LinkAttrs, err error) error {
+// withRemedy adds to an error about the other end of a veth what the operator can do there.
+func withRemedy(veth *netlink.LinkAttrs, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -50,19 +50,19 @@ func cured(veth *netlink.LinkAttrs, err error) error {
 		"ethtool -K NAME txvlan off tx-vlan-stag-hw-insert off", veth.ParentIndex, err)
 }
 
-// findNamespace finds the network namespace with a number of the calling thread's network
-// namespace. It knows the namespaces with a name of iproute2, and that of the first process. It
-// returns a path of the namespace. The error says which of them cannot be opened.
+// findNamespace finds a network namespace by the number that it has in the calling thread's network
+// namespace. It searches the namespaces with a name of iproute2, and that of the first process. It
+// returns the namespace and its path. If one of them cannot be opened, the error says so.
 func findNamespace(id int) (*netdev.Namespace, string, error) {
 	named, _ := filepath.Glob("/run/netns/*") // the pattern is right
-	var closed error
+	var notOpened error
 	for _, path := range append(named, "/proc/1/ns/net") {
 		ns, err := netdev.OpenNamespace(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // removed meanwhile
 		}
 		if err != nil {
-			closed = err
+			notOpened = err
 			continue
 		}
 		if is, err := ns.ID(); err == nil && is == id {
@@ -71,8 +71,8 @@ func findNamespace(id int) (*netdev.Namespace, string, error) {
 		_ = ns.Close()
 	}
 	err := errors.New("its network namespace is not found in /run/netns or at process 1")
-	if closed != nil {
-		err = fmt.Errorf("%w: %w", err, closed)
+	if notOpened != nil {
+		err = fmt.Errorf("%w: %w", err, notOpened)
 	}
 	return nil, "", err
 }

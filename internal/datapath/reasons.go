@@ -59,7 +59,7 @@ func CountReasons(reasons *ebpf.Map, names []string) ([]ReasonCount, error) {
 			reasons.MaxEntries(), len(names))
 	}
 	var counts []ReasonCount
-	for number := 1; number < len(names); number++ {
+	for number := 1; number < len(names); number++ { // 0 counts nothing
 		var cpus []struct{ Packets, Bytes uint64 }
 		if err := reasons.Lookup(uint32(number), &cpus); err != nil {
 			return nil, fmt.Errorf("read the counters of %s: %w", names[number], err)

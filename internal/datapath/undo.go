@@ -24,9 +24,9 @@ type Takeover struct {
 }
 
 // TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
-// packets meet no other states than before. Then it returns that error. If the steps succeed, it
-// removes the objects that the steps have replaced. A failed removal does no other harm, so it is
-// only logged.
+// packets meet only states that the steps have gone through. Then it returns that error. If the
+// steps succeed, it removes the objects that the steps have replaced. A failed removal does no
+// other harm, so it is only logged.
 func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	t := &Takeover{}
 	if err := steps(t); err != nil {
@@ -41,7 +41,8 @@ func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	return nil
 }
 
-// end runs the functions, the last one first. It continues after errors.
+// end runs the functions, the last one first, and closes what they needed. It continues after
+// errors.
 func (t *Takeover) end(functions []func() error) error {
 	var errs []error
 	for _, f := range slices.Backward(functions) {
@@ -63,7 +64,8 @@ func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
 // What is pinned at path already is kept until the takeover ends.
 func (t *Takeover) Pin(object pinnable, path string) error { return t.pin(object, path, os.Remove) }
 
-// pin exchanges the pins, so that undo need not make one. The function remove is for the old pin.
+// pin exchanges the new pin with the old one, so that undo need not pin the old object again. At
+// the end of the takeover, the function remove removes the old pin.
 func (t *Takeover) pin(object pinnable, path string, remove func(path string) error) error {
 	next, err := pinNext(object, path)
 	if err != nil {
@@ -84,6 +86,7 @@ func (t *Takeover) pin(object pinnable, path string, remove func(path string) er
 	return nil
 }
 
+// exchange exchanges the names of two pins in one step.
 func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }

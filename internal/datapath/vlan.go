@@ -31,10 +31,10 @@ type hider struct {
 	offloads []string
 }
 
-// ShowVLANTags makes an interface leave VLAN tags in the frames that XDP gets. Without that, a frame
-// in a VLAN looks like one in no VLAN. The kernel takes the tags out behind XDP instead, so the
-// host's VLAN interfaces work as before. ShowVLANTags does the same for the members of a bond, on
-// which XDP runs. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
+// ShowVLANTags makes an interface leave VLAN tags in the frames that XDP gets. Without that, a
+// frame in a VLAN looks like one in no VLAN. The kernel takes the tags out behind XDP instead, so
+// the host's VLAN interfaces work as before. ShowVLANTags does the same for the members of a bond,
+// on which XDP runs. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
 // returns the interfaces that it has changed.
 //
 // It returns ErrHiddenTags if tags stay hidden, or if it cannot find that out. It must be called in
@@ -58,13 +58,13 @@ func HiddenVLANTags(ifindex int) error {
 	})
 }
 
-// TagWatch calls ShowVLANTags again and again, because anybody can change the interface, or the other
-// end of a veth. It logs what has changed. The zero value is ready.
+// TagWatch calls ShowVLANTags again and again, because anybody can change the interface, or the
+// other end of a veth. It logs what has changed. The zero value is ready.
 type TagWatch struct {
 	said map[int]string // by interface, the error that was logged last
 }
 
-// Show lets XDP see the VLAN tags of frames on an interface.
+// Show calls ShowVLANTags for an interface. It logs each change, and each error once.
 func (w *TagWatch) Show(log *slog.Logger, name string, ifindex int) {
 	changed, err := ShowVLANTags(ifindex)
 	for _, name := range changed {
@@ -84,14 +84,14 @@ func (w *TagWatch) Show(log *slog.Logger, name string, ifindex int) {
 	w.said[ifindex] = said
 }
 
-// visitHiders visits the interfaces that hide tags from XDP at an interface.
+// visitHiders visits the interfaces that hide the tags of frames from XDP on an interface.
 func visitHiders(ifindex int, visit func(hider) error) error {
 	link, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
 	receivers := []netlink.Link{link}
-	if link.Type() == "bond" && modeOf(link) == Native {
+	if link.Type() == "bond" && modeOf(link) == Native { // XDP runs on the members
 		all, err := netlink.LinkList()
 		if err != nil {
 			return fmt.Errorf("list the members of %s: %w", link.Attrs().Name, err)
@@ -101,8 +101,8 @@ func visitHiders(ifindex int, visit func(hider) error) error {
 	return visitHidersOf(receivers, visit)
 }
 
-// visitHidersOf visits the interfaces that hide the tags of frames at receivers. The error names each
-// receiver whose tags stay hidden.
+// visitHidersOf visits the interfaces that hide the tags of frames at receivers. The error names
+// each receiver whose tags stay hidden.
 func visitHidersOf(receivers []netlink.Link, visit func(hider) error) (err error) {
 	for _, receiver := range receivers {
 		failed := visitHider(receiver, visit)

@@ -2,10 +2,11 @@
 
 package infer
 
-// Algorithm1 is HLB's algorithm 1 for one flow, line by line: the flow's entries of t0Table and
-// stateTable. Sampling AsPrinted uses it. It differs from State.Next in three points: a duration
-// begins with the SYN, each packet in Conn gives a duration, and a flow whose first packet after
-// the SYN is a FIN stays in Conn. The zero value is a flow that is not in the tables.
+// Algorithm1 follows HLB's algorithm 1 line by line, for one flow. Its fields are the flow's
+// entries in the paper's t0Table and stateTable. Sampling AsPrinted uses it. It differs from
+// sampling FlowEnds and State.Next in three points. A duration begins with the SYN. Each packet in
+// Conn gives a duration. A flow whose first packet after the SYN is a FIN stays in Conn. The zero
+// value is a flow that is not in the tables.
 type Algorithm1 struct {
 	state State
 	t0    float64
@@ -21,7 +22,7 @@ func (a *Algorithm1) Packet(p Packet, now float64) (duration float64, registered
 		}
 		return 0, false
 	}
-	if p == Open {
+	if p == Open { // a repeated SYN
 		return 0, false
 	}
 	last := a.state

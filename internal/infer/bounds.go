@@ -4,16 +4,18 @@ package infer
 
 import "slices"
 
-// mostUnequal is how many times the median a learned capacity can be, and the median a learned
-// capacity. Clients decide when flows begin and end, so they can make a server seem to serve any
-// number of flows at once. But for a client to move the median, it must attack half of the servers,
-// and then it has little left to attract flows from. Servers of a service rarely differ more.
+// mostUnequal bounds learned capacities: from the median divided by it to the median times it.
+// Clients decide when flows begin and end, so they can make a server seem to serve any number of
+// flows at once. But to move the median, a client must attack half of the servers. Then few other
+// servers are left, from which it could attract flows. Servers of a service rarely differ by more
+// than this factor.
 const mostUnequal = 4
 
 // bounds are what most of the servers of a service have in common. The zero value bounds nothing.
 type bounds struct {
-	// low and high are the medians of the learned capacities. They differ if the number of servers
-	// is even: then no half of the servers decides about the bound of the other half.
+	// low and high are the two middle ones of the learned capacities. If the number of servers is
+	// odd, both are the median. The upper bound follows from low, and the lower one from high. So
+	// if half of the servers have wrong capacities, the other half bounds them.
 	low, high float64
 	weight    float64 // the median of the configured weights
 }
@@ -38,11 +40,12 @@ func (e *Estimator) boundCapacities() {
 	e.usual = bounds{capacities[last/2], capacities[len(weights)/2], weights[last/2]}
 }
 
-// capacity returns the learned capacity of a server, between bounds. An operator whose servers
-// differ more gives them weights: a weight other than the median widens the bounds.
+// capacity returns the learned capacity of a server, between bounds. If the servers differ by more
+// than mostUnequal, the operator gives them weights. A weight above the median raises the server's
+// upper bound, and a weight below it lowers the server's lower bound.
 func (e *Estimator) capacity(server int) float64 {
 	learned := e.capacities.Capacity(int32(server))
-	if e.usual.weight == 0 {
+	if e.usual.weight == 0 { // no bounds
 		return learned
 	}
 	relative := e.servers[server].Weight / e.usual.weight

@@ -12,36 +12,37 @@ import "math"
 // learned anew. docs/research/placement.md shows how well this works.
 type Capacities struct {
 	servers []learned
-	// common is the number of servers with each of the possible capacities, by the last estimates.
-	// A server about which little is known is assumed to be like these.
+	// common[i] is the expected number of servers with the capacity possible[i], by the last
+	// estimates. A server about which little is known is assumed to be like these.
 	common [len(possible)]float64
-	// contradiction is the constant, except in tests.
+	// contradiction is the constant of this name. Tests change it.
 	contradiction float64
 }
 
 // learned is what is known about a server.
 type learned struct {
-	record
-	recent   record // the newest of the observations, again
-	capacity float64
-	wait     float64
+	record           // all observations
+	recent   record  // the newest ones only
+	capacity float64 // see Capacity
+	wait     float64 // see Wait
 }
 
 // record is observations of a server.
 type record struct {
-	// By number of flows. The last tenure is for that number and all above.
+	// having[n] is the time for which the server had n flows, and the flows that ended in it. The
+	// last element also contains all higher numbers of flows.
 	having [MostServed + 1]tenure
 	stays  float64 // duration of all flows together, in seconds
-	ends   float64
+	ends   float64 // number of flows that ended
 }
 
 // tenure is a time, and the number of flows that ended in it.
 type tenure struct{ seconds, ends float64 }
 
-// possible are the capacities between which the estimate decides.
+// possible are the capacities of which the estimate chooses one.
 var possible = [...]float64{1, 2, 3, 4, 6, 8, 12, 16, 24, MostServed}
 
-// logs contains the logarithms of the numbers of processors in use.
+// logs[n] is the logarithm of n processors in use.
 var logs = func() (logs [MostServed + 1]float64) {
 	for n := range logs {
 		logs[n] = math.Log(float64(n))
@@ -54,18 +55,20 @@ const (
 	MostServed = 32
 	// memory is the time in seconds after which an observation counts e times less.
 	memory = 300
-	// recently is the same for the recent observations.
+	// recently is the same time for the recent observations (learned.recent).
 	recently = 20
 	// contradiction is the logarithm of the likelihood ratio from which on recent observations show
 	// that a server has changed: 8 is as rare as four standard deviations.
 	contradiction = 8
-	// alike tells how similar the processors of all servers are assumed to be: as similar as if
-	// this number of average flows had been seen on each. From 1 to 20 the value makes no
-	// difference.
+	// alike is the weight of the assumption that the processors of all servers have the same
+	// speed. It counts as much as this number of flows with the average duration on each server.
+	// Values from 1 to 20 make no difference.
 	alike = 4
-	// fewest is the number of ends with several flows that show the time of a service.
+	// fewest is the number of flows that must have ended, while their servers had n > 1 flows,
+	// before the time of a service is estimated from them.
 	fewest = 10
-	// patience is the number of flows without a wait that the record of a new server contains.
+	// patience is a number of flows without a wait that Wait assumes in addition to the observed
+	// flows. So a server of which little is known seems to have no wait.
 	patience = 2
 )
 
@@ -92,8 +95,8 @@ func (r *record) had(flows int, seconds float64) {
 	r.stays += float64(flows) * seconds
 }
 
-// Ended records that flows of a server have ended, one after the other. The number of flows before
-// each end was 1 or more.
+// Ended records the given number of ends. The server had the given number of flows, 1 or more,
+// just before each of them.
 func (c *Capacities) Ended(server int32, flows int, ends float64) {
 	c.servers[server].ended(flows, ends)
 	c.servers[server].recent.ended(flows, ends)
@@ -126,8 +129,8 @@ func (c *Capacities) alone(server int32) float64 {
 }
 
 // Step computes new estimates. Its argument is the time since the last step, in seconds. The home
-// servers, which other balancers avoid as long as they can, show how long a service takes. Without
-// home servers there are no estimates.
+// servers, which other balancers avoid as long as they can, show how long a service takes. As long
+// as no flow has ended on a home server, there are no new estimates.
 func (c *Capacities) Step(seconds float64, home []int32) {
 	service := c.service(home)
 	if service == 0 {
@@ -146,9 +149,10 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 			}
 		}
 		r.capacity = possible[likeliest]
+		// The mean duration of flows, divided by that of a service, less 1.
 		r.wait = max(0, (r.stays/service+patience)/(r.ends+patience)-1)
 		if r.ratio() > c.contradiction {
-			r.record, r.recent = record{}, record{} // both contain what is not true any more
+			r.record, r.recent = record{}, record{} // both contain outdated observations
 		}
 		r.fade(math.Exp(-seconds / memory))
 		r.recent.fade(math.Exp(-seconds / recently))
@@ -164,11 +168,12 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 	above := r.above()
 	below, logsBelow, n := 0.0, 0.0, 1
 	for i, c := range possible {
+		// With n flows, min(n, c) processors are in use.
 		for ; n <= int(c); n++ {
 			below += r.having[n].seconds * float64(n)
 			logsBelow += r.having[n].ends * logs[n]
 		}
-		served := below + above[n-1].seconds*c
+		served := below + above[n-1].seconds*c // here n-1 is c
 		busy := logsBelow + above[n-1].ends*logs[n-1]
 		p[i] = math.Log(common[i]+1) + busy - (alike+r.ends)*math.Log(alike*service+served)
 		highest = max(highest, p[i])
@@ -184,9 +189,10 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 	return p
 }
 
-// service returns the mean time of a service, or 0 if it is not known. It is the duration of flows
-// that are alone on a home server. Servers with regular services that are never idle have no such
-// flows. Then the fewest flows that home servers have had must do, as if all of these were served.
+// service returns the mean time of a service, or 0 if it is not known. It is the mean duration of
+// flows that are alone on a home server. Servers that are never idle have no such flows. Then
+// service takes the smallest number of flows that home servers have had when enough of them ended.
+// It assumes that a server serves this number at once.
 func (c *Capacities) service(home []int32) float64 {
 	for n := 1; n <= MostServed; n++ {
 		var had tenure
@@ -201,9 +207,10 @@ func (c *Capacities) service(home []int32) float64 {
 	return 0
 }
 
-// ratio returns how much the recent observations contradict the earlier ones: the logarithm of the
-// likelihood ratio of two rates and of one, at which flows end per processor in use, if the ends
-// are a Poisson process.
+// ratio tells how much the recent observations contradict the earlier ones. It assumes that flows
+// end as a Poisson process, at a rate for each processor in use. It compares two hypotheses: the
+// recent rate differs from the earlier one, or both are the same. ratio returns the logarithm of
+// their likelihood ratio.
 func (l *learned) ratio() float64 {
 	all, recent := l.served(l.capacity), l.recent.served(l.capacity)
 	before := tenure{all.seconds - recent.seconds, all.ends - recent.ends}
@@ -228,8 +235,9 @@ func (t tenure) likelihood() float64 {
 	return t.ends * math.Log(t.ends/t.seconds)
 }
 
-// above returns the sums of the tenures with more than n flows. Capacities that no number of flows
-// has exceeded must stay exactly equal.
+// above returns, for each n, the sum of the tenures with more than n flows. It adds from the top,
+// because a difference from the total would not be exact. Capacities above all observed numbers of
+// flows must get exactly equal probabilities.
 func (r *record) above() (sums [MostServed + 1]tenure) {
 	for n := MostServed; n > 0; n-- {
 		sums[n-1].seconds = sums[n].seconds + r.having[n].seconds

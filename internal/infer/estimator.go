@@ -37,7 +37,8 @@ const (
 	// I-B; "6LB", section VI-B7). They differ in how the data path draws a server by its weight.
 	AWCMP              Kind = "awcmp"
 	WeightedRoundRobin Kind = "weighted-round-robin"
-	// GSQ2 takes the queues that servers tell (HLB, section I-B). The data path compares two.
+	// GSQ2 takes the queues that servers tell (HLB, section I-B). The data path compares those of
+	// two servers.
 	GSQ2 Kind = "gsq2"
 )
 
@@ -75,8 +76,8 @@ type Counters struct {
 	// Placed counts flows that were placed on the server, and Answered those of them whose client
 	// has sent a second packet that is not a SYN.
 	Placed, Answered uint32
-	// Ended counts established flows that ended with a FIN or RST, by the server's number of
-	// established flows before that less 1. The last counter includes all higher numbers.
+	// Ended[i] counts established flows that ended with a FIN or RST while the server had i+1
+	// established flows. The last element also counts ends with more flows.
 	Ended [MostServed]uint32
 	// EndedNew counts flows whose second packet was the FIN or RST.
 	EndedNew uint32
@@ -95,7 +96,7 @@ type Counters struct {
 type Estimator struct {
 	settings   Settings
 	servers    []server
-	home       []int32
+	home       []int32     // servers whose home is this balancer
 	capacities *Capacities // of territories
 	usual      bounds      // of learned capacities
 	speeds     *Speeds     // of HLB
@@ -107,33 +108,40 @@ type Estimator struct {
 type server struct {
 	Member
 	price    Price
-	position int
-	away     bool
+	position int  // in the order of preference
+	away     bool // its home is another balancer
 	last     Counters
 	counted  bool    // last is known
 	age      float64 // time since the slow start began, in seconds
 	since    events
 	answers  answers
-	// endings is the belief that flows go on to their end. A server that resets connections or says
-	// nothing has few flows if others' flows last longer than silent ones are counted. An event is
-	// a flow that is not counted any more. It is good if the flow has ended, and not fallen silent.
+	// endings is the belief that the clients of the server end their flows. If a server resets
+	// connections or falls silent, its clients send nothing more, and its flows count no more after
+	// Settings.Silent. If flows on other servers last longer than that, the faulty server would
+	// seem to have few flows. An event is a flow that counts no more. It is good if the flow has
+	// ended, and bad if it has fallen silent.
 	endings   conduct
 	isSuspect bool
 	aftermath float64 // time in seconds for which flows of a fault may still be there
-	credit    float64 // trials that it may have
+	credit    float64 // number of trials left: see Trials
 	stale     uint32  // new flows that do not count
 	load      *Load   // by the server's own account; nil: not known
 }
 
 // events are the numbers of flows to which something happened in this window.
-type events struct{ placed, answered, left, ended float64 }
+type events struct {
+	placed, answered float64 // see Counters
+	left             float64 // are not counted any more
+	ended            float64 // of those that left: with a FIN or RST
+}
 
 // suspicion returns the factor by which the server's unit is multiplied.
 func (s *server) suspicion() float64 { return max(s.answers.factor(), s.endings.factor()) }
 
 // newServer returns a server of which nothing is known.
 func newServer(m Member, age float64) server {
-	return server{Member: m, age: age, answers: answers{conduct: conduct{belief: unknown}}, endings: conduct{belief: unknown}}
+	fresh := conduct{belief: unknown}
+	return server{Member: m, age: age, answers: answers{conduct: fresh}, endings: fresh}
 }
 
 // NewEstimator returns an estimator without servers. It fails if the kind is unknown, or a time is
@@ -167,9 +175,9 @@ func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
 
 // Arrange sets the servers and the balancers. What was learned of a server stays while each list
 // has its name. The weights are those of the configuration: 0 is a server that takes no new flows.
-// Without balancers, or if there is only this one, all servers have their home here. Arrange fails,
-// and changes nothing, if names are not unique, a weight is negative or not finite, or self is not
-// one of the balancers. There are no servers but new ones at first, so there is no slow start.
+// Without balancers, or if there is only this one, all servers have their home here. A new server
+// gets a slow start, unless there were no servers before. Arrange fails, and changes nothing, if
+// names are not unique, a weight is negative or not finite, or self is not one of the balancers.
 func (e *Estimator) Arrange(members []Member, balancers []string, self string) error {
 	if len(balancers) == 0 {
 		balancers = []string{self}
@@ -255,8 +263,9 @@ func rearranged[T any](list []T, from []int32, fresh func(i int) T) []T {
 	return now
 }
 
-// settle gives servers their homes and their order. If capacities are learned, balancers have
-// different opinions about them, so all servers count equally.
+// settle gives servers their homes and their order. Balancers have to agree about homes, but they
+// learn different capacities. So if capacities are learned, all servers that take new flows count
+// as 1.
 func (e *Estimator) settle(balancers []string, here int) {
 	members := make([]Member, len(e.servers))
 	for i := range members {
@@ -277,14 +286,14 @@ func (e *Estimator) settle(balancers []string, here int) {
 }
 
 // Sample takes the counters of a server. It should be called at times that do not depend on the
-// flows, so that the server's number of flows is one from all times. The argument is the time since
-// the last sample of this server, in seconds. Before a first sample the counters are not known, so
-// that it only gives the beginning.
+// flows, so that the numbers of flows that it sees are representative. The last argument is the
+// time since the last sample of this server, in seconds. The first sample only sets the values from
+// which the counters grow.
 func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	s := &e.servers[server]
 	last := s.last
 	s.last = c
-	if !s.counted || !(seconds >= 0) {
+	if !s.counted || !(seconds >= 0) { // NaN is not >= 0
 		s.counted = true
 		return
 	}
@@ -303,6 +312,8 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 }
 
+// add adds what has happened between two samples. Flows have left if they were answered, but are
+// not among those that are established now.
 func (e *events) add(c, last *Counters) {
 	answered := float64(c.Answered - last.Answered)
 	e.placed += float64(c.Placed - last.Placed)
@@ -314,11 +325,12 @@ func (e *events) add(c, last *Counters) {
 	}
 }
 
-// count returns a number of flows. What is below 0 modulo 2^32 counts as 0.
+// count returns a number of flows. A counter that has passed below 0 counts as 0.
 func count(flows uint32) int { return int(max(0, int32(flows))) }
 
-// restarted tells whether the counters began anew after earlier ones: one of them is less. Between
-// two samples it increases by less than 2^31.
+// restarted tells whether the counters began anew since the last sample. Then one of them is less
+// than before. Between two samples a counter grows by less than 2^31, so a difference that is
+// negative as a signed number shows this.
 func (c *Counters) restarted(last *Counters) bool {
 	less := int32(c.Placed-last.Placed) < 0 || int32(c.Answered-last.Answered) < 0 ||
 		int32(c.EndedNew-last.EndedNew) < 0
@@ -329,7 +341,8 @@ func (c *Counters) restarted(last *Counters) bool {
 }
 
 // Observe takes the data path's sample of durations of a server's flows, from the first data packet
-// to the end, in seconds. It replaces the last sample. Durations from 128 on are ignored.
+// to the end, in seconds. It replaces the last sample. Only the first ReservoirSize durations
+// count.
 func (e *Estimator) Observe(server int, durations []float64) {
 	if e.speeds != nil {
 		e.speeds.SetDurations(int32(server), durations)
@@ -424,7 +437,7 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 	default:
 		unit = 1 / s.Weight
 	}
-	if s.away {
+	if s.away { // a territory
 		extra = e.capacities.Wait(int32(server))
 	}
 	return unit, extra
@@ -434,8 +447,9 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 const leastShare = 1. / 16
 
 // slow returns the factor by which the slow start multiplies the unit of a server. The inverse of
-// the factor, which is the server's share, increases linearly. A server of a territory seems to be
-// able to serve one flow at least. Otherwise it would get nothing while other servers are idle.
+// the factor, which is the server's share, increases linearly. In a territory, the capacity of a
+// server in slow start never seems less than one flow, unless it is. Otherwise the server would get
+// nothing while other servers are idle.
 func (e *Estimator) slow(age, unit float64) float64 {
 	if age >= e.settings.SlowStart {
 		return 1

@@ -12,8 +12,8 @@ import (
 // Member is a server that gets a home.
 type Member struct {
 	Name string
-	// Weight is the capacity, above 0. If the balancers do not know the capacities, all weights
-	// are equal.
+	// Weight is the capacity, or 0 for a server that takes no new flows. If the balancers do not
+	// know the capacities, all other weights are equal.
 	Weight float64
 }
 
@@ -23,12 +23,13 @@ const seed = "segue home 1\x00"
 
 // Homes returns the home of each server, as an index of balancers. It is the balancer that ranks
 // highest for the server by rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings
-// to increase hit rates", 1998), among those with room. A balancer has room until its servers have
-// its share of the total weight. A balancer with fewer home servers than its traffic needs could
-// not notice that. The servers are assigned in the order of their hashes, so that each balancer
-// gets some of each kind. Territory infers the state of other servers from a balancer's home
-// servers. This is right only if the home servers are like the others (docs/research/placement.md).
-// Balancers with the same members agree, whatever the order of the members.
+// to increase hit rates", 1998), among those with room. A balancer has room until its home servers
+// have an equal share of the total weight, because a balancer could not notice that it has too few
+// home servers for its traffic. The servers are assigned in the order of their hashes, so that each
+// balancer gets some of each kind. Territory infers the state of other servers from a balancer's
+// home servers. This is right only if the home servers are like the others
+// (docs/research/placement.md). Balancers with the same members agree, whatever the order of the
+// members.
 func Homes(servers []Member, balancers []string) []int32 {
 	homes := make([]int32, len(servers))
 	if len(balancers) == 0 {
@@ -65,11 +66,15 @@ func byHash(servers []Member) []int32 {
 // highest returns the balancer with the highest hash for a server, among the fit balancers if
 // there are any.
 func highest(server string, balancers []string, fit func(int) bool) int {
-	best, highest, found := 0, uint64(0), false
+	best, bestHash, bestIsFit := 0, uint64(0), false
 	for i, b := range balancers {
-		h, ok := hash(server, b), fit(i)
-		if i == 0 || ok && !found || ok == found && h > highest {
-			best, highest, found = i, h, ok || found
+		h, isFit := hash(server, b), fit(i)
+		isBetter := h > bestHash
+		if isFit != bestIsFit {
+			isBetter = isFit
+		}
+		if i == 0 || isBetter {
+			best, bestHash, bestIsFit = i, h, isFit
 		}
 	}
 	return best
@@ -77,8 +82,9 @@ func highest(server string, balancers []string, fit func(int) bool) int {
 
 // Order returns all servers in the order in which a balancer prefers them if they are otherwise
 // equal. Its home servers come first, then the servers of the next balancer by name, and so on
-// around. So flows that find no room at home go to another balancer's servers for each balancer.
-// Of these servers, they go first to those that their own balancer fills last.
+// around. So no two balancers turn to the same servers first when they have no room at home. The
+// home servers of another balancer are in reverse order: first those that their own balancer fills
+// last.
 func Order(servers []Member, balancers []string, homes []int32, self int) []int32 {
 	place := make([]int, len(balancers)) // position of each balancer in the order of names
 	for i := range balancers {
@@ -97,7 +103,7 @@ func Order(servers []Member, balancers []string, homes []int32, self int) []int3
 	order := byHash(servers)
 	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(distance(a), distance(b)) })
 	for rest := order; len(rest) > 0; {
-		n := 1
+		n := 1 // number of servers with the home of the first one
 		for n < len(rest) && homes[rest[n]] == homes[rest[0]] {
 			n++
 		}

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package infer contains methods by which a balancer chooses a server from its own observations,
-// without asking anyone. It has those of "HLB: Toward Load-Aware Load Balancing" (Yao et al.,
-// IEEE/ACM Transactions on Networking, 2022). It also has territories, by which several balancers
-// avoid each other's servers without communication. docs/research/placement.md describes how well
-// each method works, and where the paper is unclear.
+// Package infer contains methods by which a balancer chooses a server. Most of them need only the
+// balancer's own observations; Kind.IsPolled tells which need the loads that servers tell. The
+// package has the methods of "HLB: Toward Load-Aware Load Balancing" (Yao et al., IEEE/ACM
+// Transactions on Networking, 2022). It also has territories, by which several balancers avoid each
+// other's servers without communication. docs/research/placement.md describes how well each method
+// works, and where the paper is unclear.
 //
 // Nothing in this package reads a clock or draws random numbers: durations and random bits are
 // arguments.

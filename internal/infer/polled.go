@@ -24,7 +24,7 @@ type polled struct {
 	most float64 // the highest weight
 }
 
-// comparePolled finds out what all prices depend on.
+// comparePolled computes e.polled, on which the prices of all servers depend.
 func (e *Estimator) comparePolled() {
 	sum, n := 0.0, 0.0
 	e.polled = polled{}
@@ -41,8 +41,8 @@ func (e *Estimator) comparePolled() {
 	}
 }
 
-// toldBy returns the queue of a server for GSQ2, and otherwise its weight. The weight is that of
-// the simulator: capacity / (busy + 1). The configured weight stands for an unknown capacity.
+// toldBy returns the queue of a server for GSQ2, and otherwise its weight: capacity / (busy + 1).
+// The configured weight stands for an unknown capacity.
 func (e *Estimator) toldBy(s *server) float64 {
 	if e.settings.Kind == GSQ2 {
 		return s.load.Busy
@@ -54,8 +54,9 @@ func (e *Estimator) toldBy(s *server) float64 {
 	return capacity / (s.load.Busy + 1)
 }
 
-// measureOf is as toldBy, also for a server whose load is not known. If no load is known, weights
-// are the configured ones, as under WCMP.
+// measureOf returns what toldBy returns, if the load of the server is known. Otherwise it returns
+// the mean of the servers whose loads are known. If no load is known, the weight of a server is the
+// configured one, as under WCMP. A server that takes no new flows has 0.
 func (e *Estimator) measureOf(s *server) float64 {
 	switch {
 	case s.Weight == 0:

@@ -8,15 +8,17 @@ import "math"
 // fixed-point numbers with 16 fractional bits: PriceOne is one flow for each unit of capacity.
 type Price struct {
 	// Unit is what each flow adds to the delay: the inverse of the server's capacity or weight. It
-	// is 1 or more.
+	// is at least 1, which is 1/PriceOne.
 	Unit uint32
 	// Extra is a delay that the server has without flows of this balancer.
 	Extra uint32
-	// Position decides between servers of equal delay: the least is chosen. It is below Positions.
+	// Position decides between servers of equal delay: the server with the least position is
+	// chosen. It is below Positions.
 	Position uint16
 	// Away tells that the server's home is another balancer.
 	Away bool
-	// Stale is the number of new flows that do not count, because nobody has answered them in time.
+	// Stale is the number of new flows that do not count, because their clients have sent no second
+	// packet in time.
 	Stale uint32
 }
 
@@ -25,9 +27,10 @@ const (
 	PriceOne = 1 << 16
 	// Positions is the number of different positions.
 	Positions = 1 << 12
-	// sureNew is the number of new flows that count fully. Of the others, 64 count as one: SURE_NEW
-	// and FLOOD_SHIFT in bpf/balancer/tables/loads.h. So a flood of SYNs does not hide the
-	// established flows, and is spread over all servers.
+	// sureNew is the number of new flows of a server that count fully. Of its other new flows, 64
+	// (2^floodShift) count as one. So a flood of SYNs does not hide the established flows, and is
+	// spread over all servers. In bpf/balancer/tables/loads.h the constants are SURE_NEW and
+	// FLOOD_SHIFT.
 	sureNew    = 16
 	floodShift = 6
 	// mostFlows is the largest number of flows that can be compared.
@@ -60,8 +63,10 @@ func fixed(x float64) uint32 {
 // contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits.
 //
 // The order of the delays is that of Territory: the least waiting, then home before away, then the
-// shortest delay. With a delay of at most 1 no flow waits, and home servers are first. Among longer
-// delays, the shortest delay also has the least waiting.
+// shortest delay. With a delay of at most 1 no flow waits. Such a delay on a home server stays as
+// it is, and all other delays become longer by 1. So home servers where no flow waits are first,
+// then other servers where no flow waits. Among longer delays, the shortest also has the least
+// waiting.
 func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	fresh -= min(fresh, p.Stale)
 	sure := min(fresh, sureNew)
@@ -73,11 +78,11 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	return min(delay, mostDelay)<<28 | uint64(p.Position)<<16 | uint64(slot)
 }
 
-// numerator returns a number whose quotients by the weights, if possible, are exact in the fields
-// of a Price: a multiple of all weights. Otherwise rounding would decide between servers of equal
-// delay, and always for the same ones. The largest quotient is about 1.
+// numerator returns the numerator of the units of SED, whose denominators are the weights. If
+// possible, all units are exact in the fields of a Price. Otherwise rounding would decide between
+// servers of equal delay, and always for the same ones. The largest unit is about 1.
 func numerator(members []Member) float64 {
-	least, multiple := math.Inf(1), 1.0
+	least, multiple := math.Inf(1), 1.0 // the least weight; a common multiple of the weights
 	for _, m := range members {
 		if m.Weight > 0 {
 			least = min(least, m.Weight)
@@ -91,6 +96,7 @@ func numerator(members []Member) float64 {
 			return least // too many different weights
 		}
 	}
+	// The largest multiple for which no unit is more than 1.
 	return multiple * math.Floor(PriceOne*least/multiple) / PriceOne
 }
 

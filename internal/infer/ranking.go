@@ -67,7 +67,7 @@ func (r *Ranking) Best(random uint64) (server int32, score float64) {
 	if root.ties == 0 {
 		return -1, root.score
 	}
-	turn := share(random, root.ties)
+	turn := share(random, root.ties) // the number of the chosen one among servers of this score
 	at := int32(1)
 	for at < r.first {
 		at *= 2

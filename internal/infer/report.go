@@ -6,21 +6,22 @@ package infer
 type Report struct {
 	// Capacity is the number of flows that the server serves at once, for territories.
 	Capacity float64
-	// Weight is the weight relative to the average one, for HLB, the configured one, for SED, or
-	// the one that follows from the server's load relative to the highest one, for AWCMP and
-	// WeightedRoundRobin.
+	// Weight depends on the kind. For HLB it is relative to the average weight. For SED it is the
+	// configured one. For AWCMP and WeightedRoundRobin it follows from the server's load, and is
+	// relative to the highest weight.
 	Weight float64
 	// Wait is the mean time that flows wait, for each second of service, for territories.
 	Wait float64
-	// Duration is a mean time in seconds: that of a flow while it is the server's only one, for
-	// territories; that of the flows that ended last, for HLB. It is 0 if it is not known.
+	// Duration is a mean time in seconds, or 0 if it is not known. For territories it is the
+	// duration of a flow while it is the server's only one. For HLB it is that of the flows that
+	// ended last.
 	Duration float64
 	// Away tells that the server's home is another balancer.
 	Away bool
-	// SlowStart, NoAnswers and SilentFlows are the factors by which the server seems slower: because it
-	// takes new flows for a short time only, because it does not answer new flows as others do, and
-	// because its flows fall silent while flows of other servers end. They are 1 or more. Of the last
-	// two, the larger one counts.
+	// SlowStart, NoAnswers and SilentFlows are factors by which the server seems slower. Each is 1
+	// or more, and has a reason of its own. SlowStart: the server has taken new flows only for a
+	// short time. NoAnswers: it does not answer new flows as others do. SilentFlows: its flows fall
+	// silent while flows of other servers end. Of the last two, only the larger one counts.
 	SlowStart, NoAnswers, SilentFlows float64
 }
 

@@ -36,7 +36,8 @@ type Sampling uint8
 
 // The samplings.
 const (
-	// FlowEnds has one duration for each flow, at its end, and the mean of those that are there.
+	// FlowEnds adds one duration for each flow, at its end. The mean is that of the durations in
+	// the reservoir, even if it is not full.
 	FlowEnds Sampling = iota
 	// AsPrinted is algorithm 1 of HLB: Observe gets the durations that Algorithm1 registers, and
 	// reservoirs begin full of zeros. So Unseen has no effect.
@@ -107,15 +108,16 @@ func (s *Speeds) Observe(server int32, duration float64, random uint64) {
 	r.Add(duration, random)
 }
 
-// SetDurations replaces all observations of a server by a sample that was made elsewhere. Durations
-// from ReservoirSize on are ignored.
+// SetDurations replaces all observations of a server by a sample that was made elsewhere. Only the
+// first ReservoirSize durations count.
 func (s *Speeds) SetDurations(server int32, durations []float64) {
 	r := &s.servers[server].reservoir
 	r.n = copy(r.durations[:], durations)
 }
 
-// Rearrange makes server i the server that was from[i]. If that is -1, server i is a new one. A
-// weight relative to the average one stays, and so does an estimate of a share of a sum.
+// Rearrange makes server i the server that was from[i]. If that is -1, server i is a new one. Each
+// weight keeps its ratio to the average weight. With BySum, estimates are shares of a sum, so they
+// keep their ratio to the average share.
 func (s *Speeds) Rearrange(from []int32) {
 	scale := float64(len(s.servers)) / float64(len(from))
 	s.servers = rearranged(s.servers, from, func(int) speed { return newSpeed(len(from)) })
@@ -162,14 +164,15 @@ func (s *Speeds) Step() {
 	}
 }
 
-// measure computes z of each server from the means of the reservoirs.
+// measure computes z of each server from the means of the reservoirs. It returns false if there are
+// no durations.
 func (s *Speeds) measure() bool {
 	for i := range s.servers {
 		v := &s.servers[i]
 		mean, ok := v.reservoir.Mean()
 		v.measured = mean
 		if !ok && s.options.Sampling != AsPrinted {
-			v.measured = math.NaN()
+			v.measured = math.NaN() // no durations
 		}
 	}
 	s.bound()
@@ -186,7 +189,7 @@ func (s *Speeds) measure() bool {
 	average := sum / float64(seen)
 	norm := average
 	if s.options.Norm == BySum {
-		if s.options.Unseen == AsAverage {
+		if s.options.Unseen == AsAverage { // servers without durations are in the sum, too
 			sum += average * float64(len(s.servers)-seen)
 		}
 		norm = sum
@@ -205,9 +208,10 @@ func (s *Speeds) measure() bool {
 	return true
 }
 
-// bound bounds the mean durations by a multiple of their median, because one flow of a client can
-// last for an hour. BySum needs no bound: no weight is more than e times another one. The same holds
-// for servers that seem fast.
+// bound bounds the mean durations from above by a multiple of their median, because one flow of a
+// client can last for an hour. BySum needs no bound: no weight is more than e times another one. A
+// bound from below is not needed either: a server that seems infinitely fast has e times the weight
+// of an average server.
 func (s *Speeds) bound() {
 	if s.options.Norm == BySum || s.options.Sampling == AsPrinted {
 		return

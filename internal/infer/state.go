@@ -23,7 +23,7 @@ const (
 // bytes 2 and 3 are 0. Then there are floating-point numbers of 32 bits, little-endian.
 type Saved [StateSize]byte
 
-// contents is byte 1 of a state.
+// contents returns byte 1 of a state: 1 for capacities, 2 to 4 for speeds, and 0 for beliefs alone.
 func (e *Estimator) contents() byte {
 	switch {
 	case e.capacities != nil:
@@ -88,6 +88,8 @@ func (e *Estimator) Restore(server int, state []byte, age float64) error {
 	return nil
 }
 
+// decode returns the numbers of a state. It returns an error if the state is of another version or
+// kind, or contains an invalid number.
 func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err error) {
 	switch {
 	case len(state) != StateSize:
@@ -107,6 +109,7 @@ func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err err
 	return numbers, nil
 }
 
+// save appends what was learned of a server.
 func (l *learned) save(numbers []float64) []float64 {
 	numbers = append(numbers, l.capacity, l.wait, l.stays)
 	for _, had := range l.having[1:] {
@@ -115,6 +118,7 @@ func (l *learned) save(numbers []float64) []float64 {
 	return numbers
 }
 
+// restore is the reverse of save.
 func (l *learned) restore(numbers []float64) {
 	*l = learned{capacity: max(1, numbers[0]), wait: numbers[1]}
 	l.stays = numbers[2]
@@ -125,15 +129,15 @@ func (l *learned) restore(numbers []float64) {
 	}
 }
 
-// save saves the noise with each server, though it is the same for all.
+// save appends what was learned of a server. The noise is the same in the states of all servers.
 func (s *Speeds) save(server int, numbers []float64) []float64 {
 	v := &s.servers[server]
 	relative, unit := v.weight*float64(len(s.servers)), s.unit()
 	return append(numbers, v.filter.Value/unit, v.filter.Error/unit/unit, relative, s.noise/unit/unit)
 }
 
-// unit is the z of a server whose mean duration is that of all servers. A state has multiples of it,
-// because a service can have another number of servers after a restart.
+// unit returns the z of a server whose mean duration is the average. A state has multiples of this
+// unit, because a service can have another number of servers after a restart.
 func (s *Speeds) unit() float64 {
 	if s.options.Norm == BySum {
 		return 1 / float64(len(s.servers))

@@ -4,14 +4,15 @@ package infer
 
 import "math"
 
-// belief is how likely it is that a server is ill, judged by events of its flows that are good or
-// bad. A well server has as many good events as the other servers at the same time. One that is
-// half ill has half of that, and an ill one nearly none.
+// belief contains the probabilities of two conditions of a server: that it is half ill, and that it
+// is ill. Otherwise it is well. Events of its flows, which are good or bad, show the condition. A
+// well server has the same share of good events as the other servers at the same time. One that is
+// half ill has half of this share, and an ill one nearly none.
 //
 // Each belief follows Bayes' rule. The condition of a server may change at any time, as in a hidden
 // Markov model (Rabiner, "A tutorial on hidden Markov models", 1989). So no belief is so sure that
-// a few later events could not outweigh it: a server that is well again has to show this by two or
-// three flows, however long it was ill.
+// a few later events could not outweigh it: two or three good flows show that a server is well
+// again, however long it was ill.
 type belief struct{ half, ill float64 }
 
 const (
@@ -20,8 +21,8 @@ const (
 	illShare  = 1. / 64
 	// usually is the probability of each bad condition if nothing is known.
 	usually = 0.02
-	// constancy is the time in seconds for which a condition lasts: after it, an observation says
-	// e times less.
+	// constancy is the mean time in seconds for which a condition lasts. After this time, an
+	// observation says e times less.
 	constancy = 20
 	// mostGood is the largest share of good events that a well server is expected to have, because
 	// some clients fail.
@@ -29,21 +30,22 @@ const (
 	// mostTold is the largest likelihood ratio of the events of one window. Events of a window
 	// often have one cause, such as the beginning of a flood.
 	mostTold = 100
-	// mostCompared is the number of events that a server has in a window at most. More events count
-	// in proportion. So servers that get many flows and serve none do not make each other normal,
-	// and a server that gets most of a flood does not seem ill.
+	// mostCompared is the largest number of events of a server that count in a window. If there are
+	// more, good and bad ones are reduced in proportion. Otherwise servers that get many flows and
+	// serve none would make this seem normal, and a server that gets most of a flood would seem
+	// ill.
 	mostCompared = 8
 	// doubt is the expected share of good events below which a server is suspect.
 	doubt = 0.8
-	// littleDoubt is the probability of both bad conditions from which on a server is watched. It is
-	// more than that of a server of which nothing is known.
+	// littleDoubt is the sum of the probabilities of both bad conditions above which a server is
+	// watched. It is more than the sum for a server of which nothing is known.
 	littleDoubt = 0.05
-	// mostSuspicion is the largest factor.
+	// mostSuspicion is the largest factor by which suspicion multiplies a server's unit.
 	mostSuspicion = 64
 )
 
-// outcome counts the events of a window. Bad events are below 0 if some that were counted did not
-// happen.
+// outcome counts the events of a window. The number of bad events can be a difference of counters
+// that were not read at one moment. So it can be below 0.
 type outcome struct{ good, bad float64 }
 
 // compared returns the part of the outcome that counts.
@@ -76,6 +78,7 @@ func (o outcome) lower() float64 {
 	return max(0, (share+z2/(2*n)-spread)/(1+z2/n))
 }
 
+// plus adds another outcome, multiplied by a factor.
 func (o outcome) plus(other outcome, factor float64) outcome {
 	return outcome{o.good + factor*other.good, o.bad + factor*other.bad}
 }
@@ -90,11 +93,12 @@ func (b *belief) age(seconds float64) {
 	b.ill = left*b.ill + (1-left)*usually
 }
 
-// learn takes the events of a window into account. At the same time, other servers had at least
-// this share of good events. If they had none, bad events tell nothing.
+// learn takes the events of a window into account. The second argument is the least share of good
+// events that other servers had at the same time. If it is 0, bad events tell nothing.
 func (b *belief) learn(o outcome, others float64) {
 	p := min(others, mostGood)
 	half, ill := o.likelihood(halfShare, p), o.likelihood(illShare, p)
+	// The scale reduces both likelihood ratios until they are at most mostTold.
 	scale := min(1, math.Log(mostTold)/max(math.Abs(half), math.Abs(ill), 1e-9))
 	well := 1 - b.half - b.ill
 	b.half *= math.Exp(scale * half)
@@ -104,8 +108,9 @@ func (b *belief) learn(o outcome, others float64) {
 	b.ill /= sum
 }
 
-// likelihood returns the logarithm of the ratio of two likelihoods of the outcome: that of a server
-// with a relative share of good events, and that of a well server, whose share is p.
+// likelihood returns the logarithm of the ratio of two likelihoods of the outcome. The first is for
+// a server whose share of good events is relative·p, and the second for a well server, whose share
+// is p.
 func (o outcome) likelihood(relative, p float64) float64 {
 	return o.good*math.Log(relative) + o.bad*math.Log((1-relative*p)/(1-p))
 }
@@ -130,7 +135,8 @@ type conduct struct {
 // comparedFor is the time in seconds after which an event is compared e times less.
 const comparedFor = 2
 
-// judge learns from the window that ends, which lasted for a time in seconds.
+// judge updates one belief of each server, which the function of returns, after a window of the
+// given time in seconds. It compares each server with the sums of the other servers.
 func judge(servers []server, of func(*server) *conduct, seconds float64) {
 	var now, recent outcome
 	left := math.Exp(-seconds / comparedFor)
@@ -147,11 +153,12 @@ func judge(servers []server, of func(*server) *conduct, seconds float64) {
 	}
 }
 
-// leastGood returns the share of good events that servers have at least, if they had these events
-// in the window that ends, and recently. A flood can begin at any moment, and on any server. So what
-// was before does not count if it contradicts this window, and without events in this window there
-// is nothing to compare with. In a flood few events are good, and servers get SYNs at different
-// moments. So the share is squared: then bad events tell next to nothing.
+// leastGood returns the least share of good events that is to be expected of a well server. The
+// arguments are the events of the other servers in the window that ends, and recently. A flood can
+// begin at any moment, and on any server. So the share in this window is an upper bound, and
+// without events in it there is nothing to compare with. In a flood few events are good, and
+// servers get SYNs at different moments. So the share is squared: then bad events tell next to
+// nothing.
 func leastGood(now, recent outcome) float64 {
 	p := min(recent.lower(), now.share())
 	return p * p
@@ -165,21 +172,24 @@ type answers struct {
 	open float64 // flows of the last window without an answer
 }
 
-// pass ends a window. The answers are those of the newest flows, if possible: a flow that was lost
-// must not take the answer of a later one.
+// pass ends a window, in which the given numbers of flows were placed and answered. It assigns
+// answers to the flows of this window first, so that a lost flow does not take the answer of a
+// later one. Only the answers in excess are those of open flows. The other open flows are lost.
 func (a *answers) pass(placed, answered float64) {
-	late := max(0, answered-placed)
-	a.now = outcome{good: answered, bad: max(0, a.open-late)}
+	excess := max(0, answered-placed)
+	a.now = outcome{good: answered, bad: max(0, a.open-excess)}
 	a.open = max(0, placed-answered)
 }
 
 const (
-	// windowTime is the least duration of a window in seconds. A client has this time for its
-	// second packet, and at most twice this time.
+	// windowTime is the least duration of a window in seconds. A client has one to two windows for
+	// its second packet.
 	windowTime = 0.5
-	// trialShare is the share of its usual number of flows that a server gets while it is watched.
+	// trialShare is the number of trials that a watched server gets, as a share of the average
+	// number of new flows of a server.
 	trialShare = 0.25
-	// trialAnswers is the number of answers of a well server that suffice in a window.
+	// trialAnswers is the number of answers that a well server would give to the trials that a
+	// watched server can save up.
 	trialAnswers = 2
 )
 
@@ -203,10 +213,10 @@ func (e *Estimator) suspect(seconds float64) {
 	e.window = 0
 }
 
-// treat does what follows from the belief about a server. A server that is watched gets a number of
-// trials in this window, and keeps at most so many for later. A suspect begins a slow start when it
-// is none any more. What was learned from flows that fell silent, before the server was known to be
-// ill, is not true.
+// treat does what follows from the belief about a server. A server that is watched gets the given
+// trials for this window, and can save up at most the given number. When a server is no longer
+// suspect, it begins a slow start. If its flows fall silent, treat forgets its capacity: it was
+// learned from such flows before the server was known to be ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect
@@ -221,33 +231,36 @@ func (e *Estimator) treat(server int, trials, most float64) {
 	if s.endings.factor() > 1 && e.capacities != nil {
 		e.capacities.Forget(int32(server))
 	}
+	// Only the new flows of this window may still be answered in time.
 	s.stale = uint32(max(0, float64(count(s.last.New))-s.answers.open))
 	switch {
-	case s.isWatched():
+	case s.isWatched(): // the flows of this window have used trials
 		s.credit = min(max(0, s.credit-s.since.placed)+trials, most)
 	case e.settings.Kind == TerritoryLearned && s.isIdle():
-		s.credit = min(s.credit+trials/trialShare, 1) // so that no flow waits for another
+		// As many trials as the average server got flows, but at most one, so that no flow waits.
+		s.credit = min(s.credit+trials/trialShare, 1)
 	default:
 		s.credit = 0
 	}
 }
 
-// isIdle tells whether a home server had no flow in this window. A flow would not wait there. But if
-// a low capacity was learned, servers with more flows attract all new ones while they have little to
-// do. Without flows, nothing would show that the capacity is higher.
+// isIdle tells whether the server is a home server that had no flow in this window. It gets a trial
+// because its learned capacity may be too low. Then other servers, of higher capacity, attract all
+// new flows as long as they have few. Without flows, nothing would show that the idle server's
+// capacity is higher.
 func (s *server) isIdle() bool {
 	return s.Weight > 0 && !s.away && s.since.placed+s.since.left == 0 &&
 		s.last.Established+s.last.New == 0
 }
 
-// isWatched tells whether it is to be found out if the server is well: it gets flows in any case.
+// isWatched tells whether the server may be ill, and gets trials that show its condition.
 func (s *server) isWatched() bool {
 	return s.Weight > 0 &&
 		max(s.answers.half+s.answers.ill, s.endings.half+s.endings.ill) > littleDoubt
 }
 
-// trickle returns how many trials a server that is watched gets in a window, and the most that it
-// keeps: so many that a well server would answer trialAnswers of them.
+// trickle returns the number of trials that a watched server gets in a window, and the largest
+// number that it can save up. A well server would answer trialAnswers of the latter.
 func (e *Estimator) trickle() (trials, most float64) {
 	var all events
 	servers := 0.0

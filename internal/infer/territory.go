@@ -20,7 +20,7 @@ type Territory struct {
 	homes    int32     // number of home servers, which are first in order
 	home     *Ranking
 	away     *Ranking
-	// Sums over the home servers.
+	// Sums over the home servers: of flows and of capacities.
 	carried, room float64
 }
 
@@ -154,6 +154,7 @@ type score struct {
 	position int32
 }
 
+// before tells whether a server with this score is chosen before another one.
 func (s score) before(other score) bool {
 	switch w, o := waiting(s.delay), waiting(other.delay); {
 	case w != o:

@@ -115,6 +115,7 @@ func Connect(a, b End, queues int) error {
 	return nil
 }
 
+// up adds the addresses, and brings the interface up. It must be called in the end's namespace.
 func (e End) up() error {
 	link, err := netlink.LinkByName(e.Name)
 	if err != nil {

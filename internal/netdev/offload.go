@@ -25,7 +25,7 @@ var TSO = []string{
 	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation",
 }
 
-// ActiveOffloads returns the offloads that are on, of those named.
+// ActiveOffloads returns those of the given offloads that are on at the interface of this name.
 func ActiveOffloads(name string, offloads ...string) ([]string, error) {
 	reply, err := request(name, unix.ETHTOOL_MSG_FEATURES_GET)
 	if err != nil {
@@ -35,8 +35,8 @@ func ActiveOffloads(name string, offloads ...string) ([]string, error) {
 	return slices.DeleteFunc(on, func(o string) bool { return !slices.Contains(offloads, o) }), nil
 }
 
-// SetOffloads switches offloads on or off. It returns an error if the interface cannot switch one of
-// them. It needs CAP_NET_ADMIN.
+// SetOffloads switches offloads on or off. It returns an error if the interface cannot switch one
+// of them. It needs CAP_NET_ADMIN.
 func SetOffloads(name string, on bool, offloads ...string) error {
 	what := fmt.Sprintf("switch %s of %s %s", strings.Join(offloads, ", "), name,
 		map[bool]string{true: "on", false: "off"}[on])

@@ -12,7 +12,7 @@ import (
 type Counts struct {
 	Received uint64 // all
 	Refused  uint64 // of these: malformed, without a right tag, or not asked for
-	Unknown  uint64 // of the others: answers without a load
+	Unknown  uint64 // accepted, but without a load
 }
 
 type counters struct{ received, refused, unknown atomic.Uint64 }
@@ -20,7 +20,8 @@ type counters struct{ received, refused, unknown atomic.Uint64 }
 // Counts returns the counters.
 func (c *counters) Counts() Counts {
 	refused, unknown := c.refused.Load(), c.unknown.Load()
-	return Counts{c.received.Load(), refused, unknown} // received last, so it is not less
+	// The counter of all datagrams is read last, so it is not below the sum of the others.
+	return Counts{c.received.Load(), refused, unknown}
 }
 
 // Collect sends the numbers as counters, whose label is the result: load, unknown or refused.

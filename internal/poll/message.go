@@ -52,8 +52,9 @@ const (
 	// size is the number of bytes of each message. An answer is as long as a request, so the
 	// endpoint is of no use for amplification.
 	size = 72
-	// tagAt is the offset of the tag. The tag hashes what is before it: 64 bytes. Tags of signals
-	// hash 48 or 56 bytes. SipHash also hashes the length, so no tag of one is a tag of the other.
+	// tagAt is the offset of the tag. The tag is a hash of the 64 bytes before it. Tags of signals
+	// are hashes of 48 or 56 bytes. SipHash also hashes the length, so the tag of a signal is of no
+	// use for a message.
 	tagAt = 64
 	// version is the version of the messages.
 	version = 1

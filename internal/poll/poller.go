@@ -114,7 +114,7 @@ func (p *Poller) request(t Target) ([]byte, error) {
 	return m.encode(p.keys[0]), nil
 }
 
-// take takes a datagram. Each request has one answer at most, so a replayed one is refused.
+// take takes a datagram. It refuses a second answer to the same request, so a replay has no effect.
 func (p *Poller) take(b []byte, now time.Time) {
 	p.received.Add(1)
 	p.mu.Lock()

@@ -54,8 +54,8 @@ func (r *Responder) Close() error {
 	return r.conn.Close()
 }
 
-// Run answers until the context ends or Close. It closes the socket. Listen
-// must have succeeded.
+// Run answers requests until the context ends, which closes the socket, or until Close. Listen must
+// have succeeded.
 func (r *Responder) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = r.conn.Close() })()
 	receive(r.conn, func(b []byte, from sender) {
@@ -88,7 +88,7 @@ func (r *Responder) answer(b []byte) []byte {
 	return m.encode((*keys)[0])
 }
 
-// receive passes each datagram on until the socket is closed.
+// receive passes each datagram on until the socket is closed. It ignores other errors.
 func receive(conn *net.UDPConn, handle func(b []byte, from sender)) {
 	b := make([]byte, size+1) // so that a longer datagram does not look right
 	for {

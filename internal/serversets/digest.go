@@ -9,8 +9,9 @@ import (
 	"fmt"
 )
 
-// Digest identifies sets, and the history of columns in servers (0: the service finds no flows by
-// columns). Balancers whose digests of a service are equal have the same candidate tables.
+// Digest identifies the sets of a service and its history: the number of servers that a column
+// keeps, or 0 if the service does not find flows by columns. Balancers whose digests of a service
+// are equal have the same candidate tables.
 func Digest(sets []Set, history int) uint32 {
 	text, err := json.Marshal(sets)
 	if err != nil {

@@ -79,8 +79,8 @@ func (g Generations) Save(path string) error {
 	return atomicfile.Write(path, text, 0o644)
 }
 
-// text returns the content of the file: a document with a line for each service. To indent it further
-// would take four times as long.
+// text returns the content of the file: a document with a line for each service. To indent it
+// further would take four times as long.
 func (g Generations) text() ([]byte, error) {
 	text := fmt.Appendf(nil, `{"format": %d, "services": {`, format)
 	separator := "\n"

@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Set is what the candidate table of one generation follows from.
+// Set determines the candidate table of one generation.
 type Set struct {
 	Placement  desired.Placement `json:"placement"`
 	Buckets    int               `json:"buckets"`
@@ -44,7 +44,7 @@ type Generation struct {
 // Generations are the generations of services, by name.
 type Generations map[string]Generation
 
-// SetOf returns the set of a configured service. It lacks servers of weight 0.
+// SetOf returns the set of a configured service, without servers of weight 0.
 func SetOf(service *desired.Service) Set {
 	s := Set{
 		Placement:  service.Placement.Method().Stored,
@@ -67,7 +67,8 @@ func (g Generations) Next(services []desired.Service) Generations {
 	return g.NextOf(services, func(string) bool { return true })
 }
 
-// NextOf is Next if g has the generations of the services that have not changed.
+// NextOf returns what Next returns, if all changed services are those that the function names. It
+// does not compare the sets of the other services.
 func (g Generations) NextOf(services []desired.Service, changed func(name string) bool) Generations {
 	next := make(Generations, len(services))
 	for i := range services {
@@ -79,7 +80,7 @@ func (g Generations) NextOf(services []desired.Service, changed func(name string
 	return next
 }
 
-// Equal tells whether two balancers have the same generations. It soon does so if the generations of
+// Equal tells whether two balancers have the same generations. It is fast if the generations of
 // most services share memory.
 func (g Generations) Equal(other Generations) bool {
 	return maps.EqualFunc(g, other, Generation.Equal)
@@ -142,8 +143,8 @@ func (s Set) Table() (*tables.Table, error) {
 }
 
 // CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
-// the same bucket in the tables of both, so they must have the same number of rows. The rows of
-// round-robin are alike: any of them will do for the flows of a former set.
+// the same bucket in the tables of both, so they must have the same number of rows. Under
+// round-robin, flows have no bucket of their own: any row of a former set is as good as another.
 func (s Set) CanHold(former Set) bool {
 	if former.Placement.Method().TakesTurns() {
 		return true

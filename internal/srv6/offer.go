@@ -28,9 +28,9 @@ type Offer struct {
 	Column int
 	// WantsReport tells that the balancer takes load reports of this flow.
 	WantsReport bool
-	// Cookie is the width of the flow's cookie, in bits, 0 to 3. It is 0 if the flow has none: the
-	// balancer keeps state of the flow. SIDs of the function Steer have only this field and the
-	// next.
+	// Cookie is the width of the flow's cookie, in bits, 0 to 3. It is 0 if the flow has none,
+	// because the balancer keeps state of the flow. A SID of the function Steer has only the fields
+	// Cookie and Returns.
 	Cookie int
 	// Returns tells, in a SID of the function Steer, that a server without the flow returns the
 	// packet to the balancer.

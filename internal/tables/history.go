@@ -2,7 +2,10 @@
 
 package tables
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // NoServer stands for a place without a server, or for a server that is not known any more.
 const NoServer = 0xffff
@@ -14,11 +17,11 @@ const NoServer = 0xffff
 //
 // Algorithm 1 of the paper moves every place down by one at each change of the table and then
 // removes duplicates. So the oldest server is lost even if nothing changed in a place.
-// History removes duplicates first. It contains as many different servers as its depth, the last
-// ones.
+// History removes duplicates first. So each place keeps its last different servers, up to the
+// depth of the history.
 type History struct {
 	depth   int
-	servers []uint16 // depth entries for each place
+	servers []uint16 // depth entries for each place, the newest first
 	held    []uint8  // number of known servers for each place
 }
 
@@ -50,24 +53,21 @@ func (h *History) Push(places []uint16) error {
 	return nil
 }
 
-// insert makes a server the first one of its place. The servers before its former position move
-// down by one. If it is new, all move down.
+// insert makes a server the first one of its place. If it is there already, the servers before it
+// move down by one. Otherwise all move down, and a full place loses the last one.
 func (h *History) insert(place int, server uint16) {
 	column := h.servers[place*h.depth : (place+1)*h.depth]
-	end := int(h.held[place])
-	for i, other := range column[:end] {
-		if other == server {
-			end = i
-		}
+	held := int(h.held[place])
+	moving := slices.Index(column[:held], server) // number of servers that move down
+	switch {
+	case moving >= 0:
+	case held == h.depth:
+		moving = held - 1
+	default:
+		moving = held
+		h.held[place]++
 	}
-	if end == int(h.held[place]) {
-		if end == h.depth {
-			end--
-		} else {
-			h.held[place]++
-		}
-	}
-	copy(column[1:end+1], column[:end])
+	copy(column[1:moving+1], column[:moving])
 	column[0] = server
 }
 

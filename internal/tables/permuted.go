@@ -34,7 +34,9 @@ func BuildPermuted(permutations []Permutation, buckets, candidates int) (*Table,
 				return nil, fmt.Errorf("server %d: skip %d: shares a divisor with %d buckets", i, p.Skip, buckets)
 			}
 			server.Weight = 1
-			walks = append(walks, walk{server: uint16(i), bucket: p.Offset, skip: p.Skip % uint32(buckets), left: uint32(buckets)})
+			walks = append(walks, walk{
+				server: uint16(i), bucket: p.Offset, skip: p.Skip % uint32(buckets), left: uint32(buckets),
+			})
 			weights = append(weights, 1)
 		}
 		t.Servers = append(t.Servers, server)

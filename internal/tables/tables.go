@@ -105,7 +105,7 @@ func prime(m int) bool { return big.NewInt(int64(m)).ProbablyPrime(0) }
 // Build builds a table with the given number of buckets (see ValidBuckets) and of candidates in
 // each (1 to MaxCandidates). The order of servers affects only the indexes in the rows.
 //
-// The numbers of entries are in proportion to the weights, as far as possible, because a row
+// The numbers of entries are in proportion to the weights, as far as this is possible: a row
 // contains a server only once. A server whose share exceeds 1/candidates is in nearly every row,
 // and the other servers share the rest. If no server has a positive weight, the table is empty: it
 // has no candidates and no rows.
@@ -120,13 +120,14 @@ func Build(servers []Server, buckets, candidates int) (*Table, error) {
 
 // BuildColumns is as Build, but fills one column after the other. The first column is the table
 // with one candidate (Maglev's). So the first candidates are in proportion to the weights,
-// whatever the number of candidates. Each further column is also in proportion, as far as
-// possible, because a row contains a server only once. BuildColumns is for placements that use the
-// next candidates only in place of the first one. Errors are those of Build.
+// whatever the number of candidates. Each further column is also in proportion, as far as this is
+// possible: a row contains a server only once. BuildColumns is for placements that use a further
+// candidate only if they cannot use the first one. Errors are those of Build.
 func BuildColumns(servers []Server, buckets, candidates int) (*Table, error) {
 	return build(servers, buckets, candidates, (*grid).fillColumns)
 }
 
+// build builds a table whose rows the function fill fills.
 func build(
 	servers []Server, buckets, candidates int, fill func(*grid, []walk, []uint32),
 ) (*Table, error) {
@@ -154,8 +155,8 @@ func newTable(servers []Server, buckets, candidates int) *Table {
 	return &Table{Buckets: buckets, Candidates: candidates, Servers: slices.Clone(servers)}
 }
 
-// validPlacing returns what placing returns. It returns an error if a table cannot have this size,
-// or cannot contain these servers.
+// validPlacing returns the indexes of the servers that a table contains, heaviest first. It returns
+// an error if a table cannot have this size or this number of servers, or if a name occurs twice.
 func validPlacing(servers []Server, buckets, candidates int) ([]uint16, error) {
 	if err := validSize(buckets, candidates); err != nil {
 		return nil, err
@@ -203,9 +204,9 @@ func newWalk(server uint16, name string, buckets uint32) walk {
 	m := uint64(buckets)
 	offset, skip := binary.LittleEndian.Uint64(sum[0:])%m, binary.LittleEndian.Uint64(sum[8:])
 	if powerOfTwo(int(buckets)) {
-		skip = skip%m | 1
+		skip = skip%m | 1 // an odd number
 	} else {
-		skip = 1 + skip%(m-1)
+		skip = 1 + skip%(m-1) // m is a prime
 	}
 	return walk{server: server, bucket: uint32(offset), skip: uint32(skip), left: buckets}
 }
@@ -217,9 +218,9 @@ type grid struct {
 	filled              []uint8 // number of entries in each row
 	room                uint32  // maximum number of entries in each row at present
 	free                int     // number of free entries in all rows
-	// begun tells that the servers begin their permutations again: a row may contain the server that
-	// comes to it. A permutation comes to each row once.
-	begun bool
+	// isLaterPass tells that the servers have begun their permutations again. In the first pass a
+	// server comes to each row only once. In a later pass, the row can contain the server already.
+	isLaterPass bool
 }
 
 func newGrid(buckets, candidates int) *grid {
@@ -244,7 +245,7 @@ func (g *grid) fill(s schedule) {
 // the buckets that already contain it.
 func (g *grid) fillColumns(walks []walk, weights []uint32) {
 	for column := range g.candidates {
-		g.begun = column > 0
+		g.isLaterPass = column > 0
 		g.fillTo(column+1, newSchedule(slices.Clone(walks), weights))
 	}
 }
@@ -263,7 +264,8 @@ func (g *grid) fillTo(room uint32, s schedule) {
 func (g *grid) take(w *walk) {
 	bucket, left := w.bucket, w.left
 	for taken := false; left > 0 && !taken; left-- {
-		if n := uint32(g.filled[bucket]); n < g.room && !(g.begun && g.has(bucket, w.server)) {
+		isTwice := g.isLaterPass && g.has(bucket, w.server)
+		if n := uint32(g.filled[bucket]); n < g.room && !isTwice {
 			g.rows[bucket*g.candidates+n] = w.server
 			g.filled[bucket]++
 			g.free--

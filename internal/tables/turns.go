@@ -15,12 +15,12 @@ import (
 //
 // Turns are spread evenly: after any number of turns, each server has had its share of them, give
 // or take less than one. The turns of a server are scheduled by their deadlines (Tijdeman, "The
-// chairman assignment problem", 1980; Baruah et al., "Proportionate progress", 1996): turn k of a
-// server that has the share x of all turns takes place at one of the times k/x to (k+1)/x, and of
-// the turns that may take place, the one that ends first does.
+// chairman assignment problem", 1980; Baruah et al., "Proportionate progress", 1996). If a server
+// has the share x of all turns, its turn k may take place from the time k/x on, and its deadline is
+// (k+1)/x. At each time, of the turns that may take place, the one with the earliest deadline does.
 //
-// The other candidates of a row are the servers that follow its first one in the order of weights
-// and names. With no more servers than candidates, each row contains all servers.
+// The other candidates of a row are the servers that follow the first candidate in the order of
+// weights and names. With no more servers than candidates, each row contains all servers.
 //
 // Errors are those of Build.
 func BuildTurns(servers []Server, buckets, candidates int) (*Table, error) {
@@ -67,8 +67,8 @@ func spreadTurns(weights []uint32, most int) []int {
 		begin[now] = nil
 		t := heap.Pop(&open).(turn)
 		cycle[now] = t.server
-		// The first time that is not before end/share. Here share is weight/sum, and end·sum
-		// exceeds the product of the last time and the weight by at most sum, so it fits.
+		// The server's next turn may take place from the time end/share on, rounded up, where share
+		// is weight/sum. The product end·sum is at most now·weight + sum, which fits 64 bits.
 		if next := (t.end*sum + t.weight - 1) / t.weight; next < uint64(len(cycle)) {
 			t.end++
 			begin[next] = append(begin[next], t)
@@ -77,7 +77,8 @@ func spreadTurns(weights []uint32, most int) []int {
 	return cycle
 }
 
-// turn is turn number end-1 of a server. It has to take place before the time end·sum/weight.
+// turn is turn end-1 of a server, counted from 0. It has to take place before its deadline, the
+// time end·sum/weight.
 type turn struct {
 	server      int
 	weight, end uint64

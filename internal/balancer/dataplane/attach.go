@@ -17,17 +17,21 @@ var sideKinds = [...]sideKind{
 	{"node.inside", xdpHook(datapath.InsidePin), returnHook("link_return_inside")},
 }
 
-// hooks lists all hooks that have pins, in the order in which programs are attached. The tc_return programs
-// come first, because XDP passes packets to them. The XDP program of the outside comes last, because
-// the packets that it forwards are answered on the inside.
-var hooks = []datapath.Hook{sideKinds[0].onReturn, sideKinds[1].onReturn, sideKinds[1].xdp, sideKinds[0].xdp}
+// hooks lists all hooks that have pins, in the order in which programs are attached. The tc_return
+// programs come first, because XDP passes packets to them. The XDP program of the outside comes
+// last: servers answer the packets that it forwards, and the inside must be ready for the answers.
+var hooks = []datapath.Hook{
+	sideKinds[0].onReturn, sideKinds[1].onReturn, sideKinds[1].xdp, sideKinds[0].xdp,
+}
 
-// checkHook is where tc_check runs. Only a process sends checks, so the program need not outlive the
-// process, and its link has no pin.
+// checkHook is where tc_check runs. Only a process sends checks, so the program need not outlive
+// the process, and its link has no pin.
 var checkHook = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: 0x5e6d}
 
 func xdpHook(pin string) datapath.Hook { return datapath.Hook{At: ebpf.AttachXDP, Pin: pin} }
 
+// returnHook returns the hook of tc_return. Like that of checkHook, its priority is an arbitrary
+// number that filters of others are unlikely to have.
 func returnHook(pin string) datapath.Hook {
 	return datapath.Hook{At: ebpf.AttachTCXIngress, Priority: 0x5e6c, Pin: pin}
 }
@@ -46,19 +50,25 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 		p.links = links
 		return nil
 	})
-	slices.Reverse(attached)
+	slices.Reverse(attached) // the XDP program of the inside was attached first
 	return attached, nil
 }
 
 // places returns where the programs run, in the order of hooks.
 func (p *Plane) places(links []nexthop.Link) (places []datapath.Place) {
 	for i, side := range p.Sides {
-		places = append(places, datapath.Place{Hook: side.onReturn, Program: side.Objects.TcReturn, Ifindex: links[i].Index})
+		places = append(places, datapath.Place{
+			Hook: side.onReturn, Program: side.Objects.TcReturn, Ifindex: links[i].Index,
+		})
 	}
 	towardsServers := links[len(links)-1].Index
-	places = append(places, datapath.Place{Hook: checkHook, Program: p.Objects.TcCheck, Ifindex: towardsServers})
+	places = append(places, datapath.Place{
+		Hook: checkHook, Program: p.Objects.TcCheck, Ifindex: towardsServers,
+	})
 	for i, side := range slices.Backward(p.Sides) {
-		places = append(places, datapath.Place{Hook: side.xdp, Program: side.Objects.XdpLb, Ifindex: links[i].Index})
+		places = append(places, datapath.Place{
+			Hook: side.xdp, Program: side.Objects.XdpLb, Ifindex: links[i].Index,
+		})
 	}
 	return places
 }

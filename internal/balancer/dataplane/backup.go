@@ -14,8 +14,8 @@ import (
 )
 
 // backup stores the state that a start finds in the tables of an earlier process and may change.
-// The start copies small tables completely before it begins. Of the other tables, it stores each
-// element before it changes the element.
+// The start copies small tables completely before it begins. Of a large table, it copies each
+// element just before it changes the element.
 type backup struct {
 	plane         *Plane
 	identity      Identity
@@ -95,9 +95,9 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 	return nil
 }
 
-// RestoreOnUndo registers with the takeover to restore the tables before the steps that precede
-// this call are undone, such as that a program was attached. The program before might not know what
-// the rules of services ask for. BackUp has registered the same, in case that a step fails earlier.
+// RestoreOnUndo makes an undo restore the tables before it undoes earlier steps, such as the
+// attachment of the programs. The programs before may lack features that the new rules of services
+// need. BackUp has registered the same, for an undo before this call.
 func (p *Plane) RestoreOnUndo(t *datapath.Takeover) { t.OnUndo(p.backup.restore) }
 
 // Saved returns how much an undo would restore: the number of entries of flow tables, and the
@@ -127,8 +127,8 @@ func (b *backup) keepTable(outer *ebpf.Map, number uint32) error {
 	return nil
 }
 
-// keepTurns stores the turns that a service number has before a new service gets the number. Without
-// a backup it does nothing.
+// keepTurns stores the turns that a service number has before a new service gets the number.
+// Without a backup it does nothing.
 func (b *backup) keepTurns(id uint32) error {
 	if b == nil {
 		return nil
@@ -179,7 +179,7 @@ func (b *backup) keepCounters(slot uint32) error {
 	counters.flows = b.plane.FlowCounts.bySlot[slot]
 	counters.load = b.plane.Loads.of(slot)
 	b.counters[slot] = counters
-	if len(b.reasons) > 0 {
+	if len(b.reasons) > 0 { // stored already
 		return nil
 	}
 	for i := range len(ServerCounter{}.Forwarded) {
@@ -210,6 +210,7 @@ func (b *backup) restore() error {
 	for entry, rule := range b.rules {
 		entry.SetRule(rule)
 	}
+	// This puts the former table of services in force again.
 	atomic.StoreUint64(&p.Directory.Generation, b.generation)
 	errs := []error{b.restoreTables()}
 	b.restoreServers(func(slot uint32) bool { return !inUse(slot) })
@@ -224,6 +225,7 @@ func (b *backup) restore() error {
 	)...)
 }
 
+// restoreServers restores the slots for which the function returns true.
 func (b *backup) restoreServers(which func(slot uint32) bool) {
 	for slot, server := range b.servers {
 		if which(uint32(slot)) {
@@ -232,8 +234,9 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 	}
 }
 
-// restoreRankings makes services use their former rankings, which the takeover has not changed, and
-// restores the prices that these follow from, and the counts that begin with a ranking.
+// restoreRankings makes services use their former rankings, whose lines the takeover has not
+// changed. It also restores the prices from which the ranks follow, and the numbers at which the
+// counts of a ranked server begin.
 func (b *backup) restoreRankings() {
 	for slot := range b.loads {
 		b.plane.Loads.putPrice(uint32(slot), &b.loads[slot])
@@ -244,8 +247,8 @@ func (b *backup) restoreRankings() {
 	}
 }
 
-// rank corrects the ranks of all servers. Meanwhile, packets can have used a former ranking with
-// places of another one.
+// rank corrects the ranks of all servers. During the restore, packets can have written the rank of
+// a server to a place that it has in another ranking.
 func (b *backup) rank() error {
 	var ranked []uint32
 	for slot, server := range b.servers {
@@ -256,6 +259,7 @@ func (b *backup) rank() error {
 	return b.plane.Rankings.Rank(ranked)
 }
 
+// restoreTables puts the replaced tables of services back, and removes the added ones.
 func (b *backup) restoreTables() error {
 	var errs []error
 	for key, table := range b.tables {
@@ -270,6 +274,7 @@ func (b *backup) restoreTables() error {
 	return errors.Join(errs...)
 }
 
+// restoreCounters restores the counters of slots and reasons, the estimates and the turns.
 func (b *backup) restoreCounters() error {
 	objects := &b.plane.Objects
 	var errs []error
@@ -301,6 +306,7 @@ func (b *backup) restoreFlows() {
 	}
 }
 
+// close ends the backup. It removes the pins of all tables that no service has.
 func (b *backup) close() error {
 	b.plane.backup = nil
 	errs := []error{b.plane.releaseTables()}

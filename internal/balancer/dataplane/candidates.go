@@ -24,9 +24,10 @@ const NoServer = tables.NoServer
 type Rows struct {
 	Buckets                 uint32
 	generations, candidates int
-	// servers are the candidates, row by row. A row has as many as generations times candidates.
+	// servers are the candidates, row by row. A row has generations times candidates of them.
 	servers []uint16
-	// slots are the slots of the servers, by number; nil: servers has slots.
+	// slots are the slots of servers, if servers contains numbers: slots[n] is that of number n. If
+	// slots is nil, servers contains slots.
 	slots []uint16
 }
 
@@ -71,13 +72,14 @@ func (r *Rows) slot(server uint16) uint16 {
 // SetPresent makes a server the present one of a candidate's place.
 func (r *Rows) SetPresent(bucket, candidate int, server uint16) { r.row(bucket)[candidate] = server }
 
-// AddFormer adds a server to the former ones of a place, the last one first. It does nothing if the
-// server is there already, or if there is no room.
+// AddFormer adds a server to the former ones of a place. The newest one must be added first.
+// AddFormer does nothing if the server is there already, or if there is no room.
 func (r *Rows) AddFormer(bucket, candidate int, server uint16) {
 	row := r.row(bucket)
 	if row[candidate] == server {
 		return
 	}
+	// The same place in one former generation after the other.
 	for i := candidate + r.candidates; i < len(row); i += r.candidates {
 		switch row[i] {
 		case NoServer:
@@ -147,8 +149,8 @@ func (r *Rows) words() uint32 {
 	return uint32(max(1, (len(r.servers)+candidatesPerWord-1)/candidatesPerWord))
 }
 
-// fill writes the slots that belong into the words of the table from the first one on. Slots behind
-// the last row are 0.
+// fill writes slots into words, which are the part of a table that begins at the word first. Slots
+// behind the last row are 0.
 func (r *Rows) fill(first int, words []uint64) {
 	servers := r.servers[min(first*candidatesPerWord, len(r.servers)):]
 	into := slotsIn(words)
@@ -207,7 +209,7 @@ type numberedTable struct {
 }
 
 // put puts tables into a map of maps, in place of those that have their numbers. After an error,
-// some of them may be in place. Then no other one has a pin, nor has a table that was replaced.
+// some of them may be in place. Only tables that are in place then have pins.
 func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	err := p.putAll(outer, tables)
 	if err != nil && p.backup == nil { // the end of a takeover does the same
@@ -216,6 +218,7 @@ func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	return err
 }
 
+// putAll is put, but leaves pins that are of no use after an error.
 func (p *Plane) putAll(outer *ebpf.Map, tables []numberedTable) error {
 	var numbers, descriptors []uint32
 	var former []ebpf.MapID

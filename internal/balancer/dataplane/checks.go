@@ -70,7 +70,7 @@ func (t *CheckTable) Replace(checks map[uint32]Check) {
 				Vip: in6(check.VIP), Encapsulation: uint8(encapsulations[check.Encapsulation]), IsUsed: 1,
 			}
 		}
-		entry.Last = atomic.LoadUint32(&t.checks[slot].Last)
+		entry.Last = atomic.LoadUint32(&t.checks[slot].Last) // only Lead changes it
 		if t.checks[slot] != entry {
 			t.checks[slot].IsUsed = 0 // a packet meanwhile is dropped, and sent again by TCP
 			t.checks[slot].Vip, t.checks[slot].Encapsulation = entry.Vip, entry.Encapsulation
@@ -79,10 +79,11 @@ func (t *CheckTable) Replace(checks map[uint32]Check) {
 	}
 }
 
-// Lead makes calls with the mark of a slot go to the server of a slot, which may be another one: the
-// first server then passes on the SYN. Several goroutines may call Lead, for different first slots.
+// Lead determines the way of calls with the mark of the slot first. They go to the server of this
+// slot. If to is another slot, that server passes the SYN on to the server of to. Several
+// goroutines may call Lead, for different first slots.
 func (t *CheckTable) Lead(first, to uint32) {
-	last := uint32(0)
+	last := uint32(0) // 1 plus a slot, or 0 for none
 	if to != first {
 		last = to + 1
 	}

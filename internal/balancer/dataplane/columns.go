@@ -8,13 +8,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// InstallColumns writes the column table that belongs to the candidate table of a number: the
-// present server of each column, or none if the column has had others. Packets may use the number.
-// The rows must have at most desired.MaxColumns columns. InstallColumns returns an error if the
-// kernel cannot make or install the table.
+// InstallColumns writes a column table: for each bucket and column the present server, or none if
+// the column has had other servers. The number is that of the candidate table to which it belongs.
+// The table replaces the former one in one step, also while packets use it. The rows must have at
+// most desired.MaxColumns columns. InstallColumns returns an error if the kernel cannot make or
+// install the table.
 func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 	places := int(rows.Buckets) * rows.candidates
-	words := make([]uint64, (places+candidatesPerWord-1)/candidatesPerWord) // no packet reads others
+	// The table can have more words than these. No packet reads them.
+	words := make([]uint64, (places+candidatesPerWord-1)/candidatesPerWord)
 	slots := slotsIn(words)
 	for bucket := range int(rows.Buckets) {
 		for column, server := range rows.row(bucket)[:rows.candidates] {

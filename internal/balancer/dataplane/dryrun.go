@@ -17,8 +17,9 @@ import (
 // DryRun is a copy of xdp_lb that decides what happens to a packet, and why, and changes no table:
 // bpf/balancer/decision.h. Only one goroutine may use it at a time.
 //
-// A packet of a service that infers corrects outdated ranks. So Run corrects all ranks before,
-// which packets and the process of the balancer do all the time.
+// A real packet of a service that infers corrects outdated ranks before it is placed. The copy
+// cannot do so. So Run corrects all ranks by another program first. Packets and the process of the
+// balancer do the same all the time.
 type DryRun struct {
 	slots   uint32 // of servers
 	objects struct {
@@ -83,8 +84,9 @@ func (r *Reader) DryRun() (*DryRun, error) {
 		}
 	}
 	sizes := tableSizes{
-		flows: r.maps.Flows.MaxEntries(), halfOpen: r.maps.HalfOpen.MaxEntries(), hints: r.maps.Hints.MaxEntries(),
-		starts: r.maps.Starts.MaxEntries(), observed: r.maps.Observed.MaxEntries(),
+		flows: r.maps.Flows.MaxEntries(), halfOpen: r.maps.HalfOpen.MaxEntries(),
+		hints: r.maps.Hints.MaxEntries(), starts: r.maps.Starts.MaxEntries(),
+		observed: r.maps.Observed.MaxEntries(),
 	}
 	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, sizes), true)
 }
@@ -109,7 +111,8 @@ func openAttached(instance, name string) (*ebpf.Map, error) {
 // to servers leave by XDP_TX, else 0, and the locator of the balancer as SideObjects.NodeLocator
 // has it. SetHost returns an error if a variable cannot be written.
 func (d *DryRun) SetHost(mac [6]byte, hairpin uint32, locator uint64) error {
-	return errors.Join(d.objects.HostMac.Set(macWord(mac)), d.objects.HostHairpin.Set(hairpin), d.objects.NodeLocator.Set(locator))
+	return errors.Join(d.objects.HostMac.Set(macWord(mac)), d.objects.HostHairpin.Set(hairpin),
+		d.objects.NodeLocator.Set(locator))
 }
 
 // Run decides about the frame of the options. If the frame holds only the beginning of its packet,
@@ -117,7 +120,9 @@ func (d *DryRun) SetHost(mac [6]byte, hairpin uint32, locator uint64) error {
 // an action of XDP, and the decision. The output of the options is the frame that would be sent.
 // Run returns an error if the kernel cannot run the program, for example because the frame does not
 // fit a page.
-func (d *DryRun) Run(options *ebpf.RunOptions, length uint16) (verdict uint32, decision *Decision, err error) {
+func (d *DryRun) Run(
+	options *ebpf.RunOptions, length uint16,
+) (verdict uint32, decision *Decision, err error) {
 	if err := d.objects.WholeLength.Set(length); err != nil {
 		return 0, nil, fmt.Errorf("set the length of the packet: %w", err)
 	}

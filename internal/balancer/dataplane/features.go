@@ -44,7 +44,7 @@ func (r ServiceRule) features() Features {
 	case balancerPersistencePERSISTENCE_STATELESS, balancerPersistencePERSISTENCE_HINT:
 		needed |= featureHints // if there is a hint table
 	}
-	// Flags tell what the service had before.
+	// The flags tell which flows of an earlier method the service may still have.
 	if r.HasHalfOpen() {
 		needed |= placementFeature(balancerPlacementPLACEMENT_HUNT)
 	}
@@ -54,6 +54,7 @@ func (r ServiceRule) features() Features {
 	return needed
 }
 
+// Features are numbered like placements. Those of persistences follow.
 func placementFeature(placement balancerPlacement) Features { return 1 << placement }
 
 func persistenceFeature(persistence balancerPersistence) Features {
@@ -79,8 +80,8 @@ func featuresInForce(directory *ebpf.Map) (needed Features, err error) {
 	return needed, mapped.Close()
 }
 
-// in returns the mask for tables with this identity, of which the hint table has so many sets.
-func (f Features) in(identity *Identity, hintSets uint32) uint32 {
+// mask returns the features as the programs get them, for a hint table of the given number of sets.
+func (f Features) mask(hintSets uint32) uint32 {
 	if hintSets == 1 { // there is no hint table
 		f &^= featureHints
 	}
@@ -123,7 +124,7 @@ func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 // widenSide loads the program of a side with the specification of the outside. It uses the same
 // tables and variables as the program before.
 func (p *Plane) widenSide(t *datapath.Takeover, spec *ebpf.CollectionSpec, number int) error {
-	if number == 1 {
+	if number == 1 { // the inside
 		if err := setOutside(spec, false); err != nil {
 			return err
 		}

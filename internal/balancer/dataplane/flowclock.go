@@ -71,8 +71,8 @@ func (c *FlowClock) Ticks(d time.Duration) uint16 {
 	return uint16(min((d+c.Tick-1)/c.Tick, maxFlowTicks))
 }
 
-// EndedTicks does so for flows that have ended. The result is at most maxEndedTicks, two hours or
-// more.
+// EndedTicks converts the timeout of flows that have ended, as Ticks does. The result is at most
+// maxEndedTicks, two hours or more.
 func (c *FlowClock) EndedTicks(d time.Duration) uint16 { return min(c.Ticks(d), maxEndedTicks) }
 
 func (c *FlowClock) close() error { return c.program.Close() }

@@ -19,7 +19,7 @@ import (
 type FlowCounts struct {
 	New         uint64 `json:"new"`         // one packet was seen
 	Established uint64 `json:"established"` // more than one packet was seen
-	Silent      uint64 `json:"silent"`      // likewise, but no packet for a while (timeouts.silent)
+	Silent      uint64 `json:"silent"`      // established, but silent for timeouts.silent
 	Closing     uint64 `json:"closing"`     // a FIN, a RST or remove-stickiness was seen: closing or closed
 }
 
@@ -33,8 +33,9 @@ func (c *FlowCounts) add(more FlowCounts) {
 	c.Closing += more.Closing
 }
 
-// countsOf returns numbers of flows that are given by state. They may be changed meanwhile. Closing
-// flows are counted as closed (COUNTED_FLOW_STATES in bpf/balancer/tables/flowtable.h).
+// countsOf returns the numbers of flows in an array by state, which another process may change
+// meanwhile. The array counts closing flows as closed (COUNTED_FLOW_STATES in
+// bpf/balancer/tables/flowtable.h).
 func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),
@@ -53,8 +54,9 @@ type CountedFlows struct{ Flows, HalfOpen FlowCounts }
 type FlowCountTable struct {
 	memory []byte
 	bySlot []balancerFlowCount
-	// sweep belongs to no slot. Its time is that of the last sweep whose counts are all stored. Its
-	// first count is odd while the balancer stores the counts of a sweep, and grows with each.
+	// sweep is the last element, which belongs to no slot. Its time is that of the last sweep whose
+	// counts are all stored. Its first count is a version: it is odd while the balancer stores the
+	// counts of a sweep, and is higher after each sweep.
 	sweep *balancerFlowCount
 }
 

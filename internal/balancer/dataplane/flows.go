@@ -41,8 +41,8 @@ const (
 	// that only the client has ended it.
 	FlowEndedTimeMask = 0x7ff
 	FlowByClient      = 0x800
-	// maxEndedTicks is the highest age of a flow that has ended. An older one that stays becomes
-	// silent, because the time of silent flows has more bits.
+	// maxEndedTicks is the highest age of a flow that has ended. If an older entry has to stay, the
+	// sweep makes it silent, because the time of silent flows has more bits.
 	maxEndedTicks = FlowEndedTimeMask - 2*maxFlowLead
 )
 
@@ -60,7 +60,8 @@ type FlowTable struct {
 	Entries []uint64
 }
 
-// mapFlows maps a flow table into memory, because a start that fails restores entries.
+// mapFlows maps a flow table into memory. A start that fails restores entries, so the table can
+// also be written.
 func mapFlows(m *ebpf.Map) (*FlowTable, error) {
 	const protection = unix.PROT_READ | unix.PROT_WRITE
 	size := int(m.MaxEntries()) * int(m.ValueSize())
@@ -90,7 +91,7 @@ func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 func (e FlowEntry) State() FlowState {
 	state := FlowState(e >> 12 & 3)
 	switch {
-	case state == 0 && e != 0:
+	case state == 0 && e != 0: // a free entry is 0 as a whole
 		return FlowSilent
 	case state == FlowClosed && e&FlowByClient != 0:
 		return FlowClosing

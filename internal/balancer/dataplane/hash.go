@@ -57,7 +57,8 @@ func (f Flow) TableHash(service uint32, identity *Identity) (place, signature ui
 	return f.place(service, &identity.FlowKeys), f.signature(service, &identity.FlowKeys)
 }
 
-// hashInput returns what is hashed of the flow: FLOW_HASH_INPUT in bpf/balancer/tables/flowtable.h.
+// hashInput returns the words of the flow that are hashed: FLOW_HASH_INPUT in
+// bpf/balancer/tables/flowtable.h. These are the source address, the ports, and the service.
 func (f Flow) hashInput(service uint32) []uint32 {
 	words := f.words()
 	return append(words[:4:4], words[8], service)

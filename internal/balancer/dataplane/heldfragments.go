@@ -192,6 +192,7 @@ func (d *Directory) portOf(frame []byte) (ifindex uint32, ok bool) {
 	const mask = 1<<48 - 1
 	to, from := binary.LittleEndian.Uint64(frame)&mask, binary.LittleEndian.Uint64(frame[6:])&mask
 	for i := range d.Servers {
+		// A next hop has a MAC address in the low 48 bits, and above them the number of a port.
 		hop := atomic.LoadUint64(&d.Servers[i].NextHop)
 		if port := d.Ports[hop>>48&0xff]; hop != 0 && hop&mask == to && port.Mac == from {
 			return port.Ifindex, true

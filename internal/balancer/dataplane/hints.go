@@ -76,7 +76,7 @@ func (t *HintTable) close() error {
 }
 
 // ReadHint returns how a hint is used, as output shows it, and the column that it names. A shared
-// hint names none.
+// hint names no column: the returned one then means nothing.
 func ReadHint(hint uint16) (use string, column uint8) {
 	use = map[uint64]string{hintIdle: "idle", hintRecent: "recent", hintShared: "shared"}[uint64(hint)&useMask]
 	return cmp.Or(use, "none"), uint8(hint >> columnShift & columnMask)

@@ -59,7 +59,7 @@ func (p *Plane) ServiceLabels() (map[uint32]ServiceLabel, error) {
 	return readServiceLabels(p.Objects.ServiceLabels)
 }
 
-// LabelService stores the label of the service that has a number. LabelService returns an error if
+// LabelService stores the label of the service with this number. LabelService returns an error if
 // the label cannot be written.
 func (p *Plane) LabelService(id uint32, label ServiceLabel) error {
 	stored := balancerServiceLabel{
@@ -82,7 +82,8 @@ func (p *Plane) UnlabelService(id uint32) error {
 	return nil
 }
 
-// labelsPerRead is how many labels one system call reads. A bucket of the table has far fewer.
+// labelsPerRead is how many labels one system call reads. The kernel reads whole buckets of its
+// hash table, which have far fewer.
 const labelsPerRead = 1024
 
 // readLabels reads all labels, by number.
@@ -92,7 +93,9 @@ func readLabels[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map) (
 }
 
 // eachLabel calls a function with all labels and their numbers.
-func eachLabel[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map, do func(uint32, *Label)) error {
+func eachLabel[Label balancerServerLabel | balancerServiceLabel](
+	m *ebpf.Map, do func(uint32, *Label),
+) error {
 	numbers, read := make([]uint32, labelsPerRead), make([]Label, labelsPerRead)
 	var cursor ebpf.MapBatchCursor
 	for {

@@ -15,8 +15,8 @@ type lineSpace struct {
 	used []region // in order; they do not overlap
 }
 
-// take returns the first free region with n lines, and puts it into use. It returns false if
-// there is none.
+// take returns the first free region with the given number of lines, and puts it into use. It
+// returns false if there is none.
 func (s *lineSpace) take(count uint32) (region, bool) {
 	r := region{count: count}
 	for i, used := range s.used {
@@ -54,8 +54,9 @@ func (s *lineSpace) release(r region) {
 	s.used = slices.DeleteFunc(s.used, func(used region) bool { return used == r })
 }
 
-// linesOf returns the number of lines of a ranking with so many places: the leaves, and a node for
-// each line in the level above, up to a level of one line.
+// linesOf returns the number of lines of a ranking with this number of places. The lowest level has
+// a node for each place. Each higher level has a node for each line of the level below. The highest
+// level has one line.
 func linesOf(places uint32) (lines uint32) {
 	for level := places; level > 0; {
 		level = (level + ranksPerLine - 1) / ranksPerLine
@@ -92,7 +93,7 @@ func arrange(slots []uint32, before map[uint32]uint32) []uint32 {
 // fillTree fills the lines of a ranking whose leaves have these ranks
 // (bpf/balancer/tables/ranking.h).
 func fillTree(lines []balancerRankLine, ranks []uint64) {
-	for len(lines) > 0 {
+	for len(lines) > 0 { // one level at a time, the leaves first
 		var lowest []uint64
 		for chunk := range slices.Chunk(ranks, int(ranksPerLine)) {
 			line := &lines[len(lowest)]

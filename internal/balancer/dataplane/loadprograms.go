@@ -80,8 +80,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog
 	return p.Loader.Pin()
 }
 
-// variant returns the values of the variables with which the programs of the outside are loaded, for
-// tables that an earlier process has left.
+// variant returns the values of the variables with which the programs of the outside are loaded,
+// for tables that an earlier process has left. It also stores the identity, the constants and the
+// features.
 func (p *Plane) variant(
 	spec *ebpf.CollectionSpec, cfg *desired.Balancer, kept map[string]*ebpf.Map, log *slog.Logger,
 ) (map[string]any, error) {
@@ -112,7 +113,7 @@ func (p *Plane) variant(
 // variables returns the values of the variables with which the programs of the outside are loaded.
 func (p *Plane) variables(spec *ebpf.CollectionSpec) map[string]any {
 	all := maps.Clone(p.Constants)
-	all[balancerVarFeatures] = p.features.in(p.identity, spec.Maps[HintsMap].MaxEntries)
+	all[balancerVarFeatures] = p.features.mask(spec.Maps[HintsMap].MaxEntries)
 	all[balancerVarHostIsOutside] = !p.node.IsInternal()
 	all[balancerVarServerSlots] = serverSlots(p.node.Limits.Servers)
 	return all
@@ -175,7 +176,7 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 		balancerVarFlowTickShift:       clock.Shift,
 		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
 		balancerVarFlowKeys:            identity.FlowKeys,
-		balancerVarFeatures:            FeaturesAll.in(identity, sizes.hints),
+		balancerVarFeatures:            FeaturesAll.mask(sizes.hints),
 		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
 		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
 		balancerVarHintSetShift:        hintSetShift(sizes.hints),
@@ -191,8 +192,8 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 func (p *Plane) loadSides(spec *ebpf.CollectionSpec) error {
 	own := &p.Objects
 	p.Sides = []*Side{{sideKind: sideKinds[0], Objects: SideObjects{
-		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
-		own.ProbeTurn, own.Variables,
+		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin,
+		own.HostClientInterface, own.NodeLocator, own.ProbeTurn, own.Variables,
 	}}}
 	if p.node.Inside == "" {
 		return nil
@@ -299,8 +300,8 @@ func (p *Plane) explain(err error, limits desired.Limits) error {
 func (p *Plane) closeObjects() error {
 	err := p.Objects.Close()
 	for _, side := range p.Sides[min(1, len(p.Sides)):] { // the first has those of p.Objects
-		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(), side.Objects.XdpProbe.Close(),
-			side.Objects.Variables.Close())
+		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(),
+			side.Objects.XdpProbe.Close(), side.Objects.Variables.Close())
 	}
 	return err
 }

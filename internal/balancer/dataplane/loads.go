@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/infer"
 )
 
-// rankLines returns the number of lines for the rankings of this number of servers. Twice as many lines as
-// servers suffice, because a service with one server has one line, and a service whose servers
+// rankLines returns the number of lines for the rankings of servers in this number of slots. Two
+// lines for a slot suffice: a service with one server has one line, and a service whose servers
 // change has two rankings for a moment.
 func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 
@@ -22,7 +22,8 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
-// reservoirs, mapped into this process. Packets change all but the prices and where counts begin.
+// reservoirs, mapped into this process. Packets change all of it, except the prices and the numbers
+// at which counts begin.
 type LoadTable struct {
 	memory     [3][]byte
 	loads      []balancerLoad
@@ -70,8 +71,10 @@ type loadNumbers struct {
 	established            int32
 }
 
+// unconfirmed returns the number of flows of which one packet was seen.
 func (n loadNumbers) unconfirmed() int32 { return int32(n.placed - n.answered - n.lost) }
 
+// current returns the numbers of flows now. Numbers below 0 become 0.
 func (n loadNumbers) current() (unconfirmed, established uint32) {
 	return uint32(max(0, n.unconfirmed())), uint32(max(0, n.established))
 }
@@ -80,6 +83,8 @@ func (n loadNumbers) current() (unconfirmed, established uint32) {
 // read.
 func (t *LoadTable) numbers(slot uint32) loadNumbers {
 	load := &t.loads[slot]
+	// The low half of the word is the number of established flows, and the high half is that of
+	// answered flows. If the low half is negative, it has borrowed 1 from the high half.
 	flows := atomic.LoadUint64(&load.Flows)
 	established := int32(flows)
 	return loadNumbers{
@@ -106,6 +111,7 @@ func (t *LoadTable) Placed(slot uint32) (placed, answered uint32) {
 	return t.placed(slot, t.numbers(slot))
 }
 
+// placed returns the numbers of placed and answered flows since beginCounts.
 func (t *LoadTable) placed(slot uint32, n loadNumbers) (placed, answered uint32) {
 	load := &t.loads[slot]
 	return n.placed - atomic.LoadUint32(&load.PlacedBefore),
@@ -146,8 +152,9 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 	load.Position, load.IsAway = price.Position, flag(price.Away)
 }
 
-// Try makes the next flows go to the slot's server when it is ranked again, at least as many as
-// the argument says. 0 ends all trials. Packets may take trials at the same time.
+// Try gives the slot's server a number of trials: as soon as it is ranked again, it gets at least
+// this number of the next flows. The number 0 ends all trials. Packets may take trials at the same
+// time.
 func (t *LoadTable) Try(slot, flows uint32) {
 	trials := &t.loads[slot].Trials
 	if left := atomic.LoadInt32(trials); flows == 0 || left < int32(flows) {
@@ -172,7 +179,7 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
 	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
 	if atomic.LoadInt32(&t.loads[slot].Trials) > 0 {
-		score &= 1<<scoreShift - 1
+		score &= ScoreTie // a delay of 0
 	}
 	return score
 }
@@ -197,8 +204,9 @@ func (t *LoadTable) reset(slot uint32) {
 	t.beginCounts(slot)
 }
 
-// beginCounts makes the numbers of placed and answered flows of the slot's server begin with 0. Its
-// service begins to infer: under other placements, flows can be counted as placed only.
+// beginCounts makes the numbers of placed and answered flows of the slot's server begin with 0. It
+// is called when the server gets into a ranking: under placements that do not infer, flows can be
+// counted as placed and never as answered.
 func (t *LoadTable) beginCounts(slot uint32) {
 	n := t.numbers(slot)
 	t.putCounts(slot, &balancerLoad{PlacedBefore: n.placed, AnsweredBefore: n.answered})
@@ -214,8 +222,9 @@ func (t *LoadTable) putCounts(slot uint32, load *balancerLoad) {
 // server serves the flow at once.
 func (t *LoadTable) Delay(slot uint32) float64 {
 	fresh, established := t.Flows(slot)
-	delay := t.Price(slot).Score(established, fresh, 0) >> scoreShift // whether it has trials or not
-	if delay > infer.PriceOne {                                       // the score adds 1 if the flow waits, or the server is away
+	// Unlike the method Score, this ignores trials.
+	delay := t.Price(slot).Score(established, fresh, 0) >> scoreShift
+	if delay > infer.PriceOne { // the score adds 1 if the flow waits, or the server is away
 		delay -= infer.PriceOne
 	}
 	return float64(delay) / infer.PriceOne
@@ -253,7 +262,8 @@ func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
 	t.Time(slot, load.IsTimed != 0)
 }
 
-// Clear sets all numbers of flows to zero. Only tests call it, which empty the flow tables.
+// Clear sets all numbers of flows to zero: flows of one packet count as lost. Only tests call it,
+// which empty the flow tables.
 func (t *LoadTable) Clear() {
 	for slot := range t.loads {
 		n := t.numbers(uint32(slot))
@@ -262,12 +272,12 @@ func (t *LoadTable) Clear() {
 	}
 }
 
-// count adds the entry's part of its server's load: the sweep has freed the entry (count_states in
-// bpf/balancer/tables/flowtable.h), and it is there again.
+// count counts a restored entry as a load of its server again. The sweep that freed the entry has
+// subtracted it (count_states in bpf/balancer/tables/flowtable.h).
 func (t *LoadTable) count(entry FlowEntry) {
 	switch entry.State() {
 	case FlowNew:
-		atomic.AddUint32(&t.loads[entry.Server()].Lost, ^uint32(0))
+		atomic.AddUint32(&t.loads[entry.Server()].Lost, ^uint32(0)) // minus 1
 	case FlowEstablished:
 		atomic.AddUint64(&t.loads[entry.Server()].Flows, 1)
 	}

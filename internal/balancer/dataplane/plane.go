@@ -68,7 +68,8 @@ type Plane struct {
 type Side struct {
 	sideKind
 	Objects SideObjects
-	// running is held by goroutines that run XdpLb, so that Plane.Widen does not close it meanwhile.
+	// running is held by goroutines that run XdpLb, so that Plane.Widen does not close it
+	// meanwhile.
 	running sync.RWMutex
 }
 

@@ -78,7 +78,7 @@ func (t *ProbeTable) close() error {
 	return errors.Join(append(errs, t.socket.close())...)
 }
 
-// Set prepares the next probe of a server. The low 16 bits of the token must be its slot.
+// Set prepares the next probe of a server. The low 16 bits of the token must be the server's slot.
 func (t *ProbeTable) Set(r probe.Request) {
 	p := &t.probes[r.Target.Slot]
 	p.Vip = in6(r.Target.VIP)
@@ -179,7 +179,7 @@ func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
 	if err := t.turn.Set(uint32(0)); err != nil {
 		return nil, fmt.Errorf("start the turns of probes: %w", err)
 	}
-	out := make([]byte, 2*probeFrame+256)
+	out := make([]byte, 2*probeFrame+256) // more than any encapsulation needs
 	run := &ebpf.RunOptions{Data: make([]byte, probeFrame), DataOut: out}
 	verdict, err := t.program.Run(run)
 	if err != nil {

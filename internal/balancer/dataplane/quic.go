@@ -11,8 +11,8 @@ import (
 
 // Masks of the first octet of connection IDs: the bits that all IDs of a form have in common.
 const (
-	quicRotationMask = 0xe0 // the others are random
-	quicWholeMask    = 0xff // the others are the length
+	quicRotationMask = 0xe0 // the config rotation; the other five bits are random
+	quicWholeMask    = 0xff // the other five bits are the length
 )
 
 // quicFormOf returns the form as the data path has it.
@@ -66,8 +66,9 @@ func quicFormsOf(svc *desired.Service) balancerQuicForms {
 	return balancerQuicForms{Present: quicFormOf(svc.QUIC), Former: quicFormOf(former)}
 }
 
-// QUICPrefixOf returns how the connection IDs with a server ID begin. The service has the number
-// and the form. QUICPrefixOf returns an error if the form or the server ID is not valid.
+// QUICPrefixOf returns how connection IDs with a server ID begin. It takes the number of the
+// service, and the form of the connection IDs. QUICPrefixOf returns an error if the form or the
+// server ID is not valid.
 func QUICPrefixOf(service uint32, q *desired.QUIC, serverID []byte) (QUICPrefix, error) {
 	id, err := q.Config().Encode(serverID, make([]byte, q.NonceLength))
 	if err != nil {
@@ -81,8 +82,8 @@ func QUICPrefixOf(service uint32, q *desired.QUIC, serverID []byte) (QUICPrefix,
 }
 
 // AddQUICServers makes connection IDs lead to the slots of servers, and then puts the forms of a
-// service's IDs in force. The service has the number. AddQUICServers returns an error if a table
-// cannot be written.
+// service's IDs in force. The number is that of the service. AddQUICServers returns an error if a
+// table cannot be written.
 func (p *Plane) AddQUICServers(
 	number uint32, svc *desired.Service, slots map[QUICPrefix]uint32,
 ) error {

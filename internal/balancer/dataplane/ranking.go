@@ -74,7 +74,7 @@ func (r *Rankings) close() error {
 func (r *Rankings) load(servers []balancerServer) {
 	for service := range r.byService {
 		if at := r.region(uint32(service)); at.count > 0 && !r.space.occupy(at) {
-			r.publish(uint32(service), region{}, 0) // no process writes this
+			r.publish(uint32(service), region{}, 0) // no process writes such a ranking
 		}
 	}
 	for slot := range servers {
@@ -84,6 +84,7 @@ func (r *Rankings) load(servers []balancerServer) {
 	}
 }
 
+// note stores the place that a server has in the ranking of its service.
 func (r *Rankings) note(service, slot, place uint32) {
 	if r.placeOf[service] == nil {
 		r.placeOf[service] = map[uint32]uint32{}
@@ -120,7 +121,7 @@ func (r *Rankings) Set(service uint32, slots []uint32) error {
 		return err
 	}
 	placed := arrange(slots, before)
-	fillTree(r.lines[at.first:at.end()], r.ranks(service, placed))
+	fillTree(r.lines[at.first:at.end()], r.ranks(service, placed)) // no packet uses it yet
 	r.unrank(service, slots)
 	for place, slot := range placed {
 		if _, isRanked := before[slot]; !isRanked {
@@ -131,7 +132,7 @@ func (r *Rankings) Set(service uint32, slots []uint32) error {
 	}
 	r.leave(service)
 	r.publish(service, at, len(slots))
-	return r.Rank(slots)
+	return r.Rank(slots) // scores may have changed since fillTree
 }
 
 // has tells whether the service's ranking has these servers and no others, each in its place.
@@ -215,7 +216,8 @@ func (r *Rankings) Remove(service uint32) {
 // HasFormer tells whether lines wait for a Settle, to be used again.
 func (r *Rankings) HasFormer() bool { return len(r.former) > 0 }
 
-// settled frees the oldest former regions: no packet uses their lines any more.
+// settled frees the given number of former regions, the oldest ones: no packet uses their lines any
+// more. During a takeover it does nothing, because an undo needs them.
 func (r *Rankings) settled(regions int) {
 	if r.plane.backup != nil {
 		return

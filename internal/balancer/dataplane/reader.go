@@ -150,8 +150,9 @@ func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
 	return readServerNames(r.maps.ServerLabels)
 }
 
-// ServerNamesOf reads the names of a service's servers, by slot. It reads the labels of few other
-// servers. ServerNamesOf returns an error if a label cannot be read.
+// ServerNamesOf reads the names of a service's servers, by slot. It skips the labels of most other
+// servers, so it is faster than ServerNames. ServerNamesOf returns an error if a label cannot be
+// read.
 func (r *Reader) ServerNamesOf(service string, number uint32) (map[uint32]ServerName, error) {
 	names := map[uint32]ServerName{}
 	for slot := range uint32(len(r.Servers.servers)) {

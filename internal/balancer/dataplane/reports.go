@@ -29,8 +29,8 @@ const estimateOfOne = accept.ValueOfOne << 8
 // EstimatedLoad returns a load of the tables in connections per unit of capacity.
 func EstimatedLoad(estimate uint32) float64 { return float64(estimate) / estimateOfOne }
 
-// halfLife is the time in which half of what a report says is lost: ln 2 times the 200 ms of the
-// simulator (docs/notes/placement.md).
+// halfLife is the time after which a report counts half: ln 2 times the `age` of 200 ms in
+// docs/research/placement.md.
 const halfLife = 139 * time.Millisecond
 
 // halfLifeShift returns the exponent for which 2^n jiffies are nearest to halfLife.

@@ -78,6 +78,7 @@ func (p *Plane) removeSender(slot uint32) error {
 	return nil
 }
 
+// senderOf returns the key of the slot's server in the table of senders.
 func (p *Plane) senderOf(slot uint32) balancerSender {
 	server := &p.Servers.servers[slot]
 	return balancerSender{Locator: locatorWord(addrOf(server.Address)), Service: server.Service}

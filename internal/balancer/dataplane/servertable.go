@@ -29,10 +29,10 @@ func macOf(word uint64) net.HardwareAddr {
 	return mac
 }
 
-// ServerTable is the part of the directory for which the balancer has slots. Slots are numbers from
-// 0 to the size of the table minus 1. All methods except Has panic for other slots. Each
-// write is one aligned store, so that packets see the server completely before or completely after
-// it.
+// ServerTable contains the servers of the directory, as many as the balancer has slots. Slots are
+// numbers from 0 to the size of the table minus 1. All methods except Has panic for other slots.
+// Each write is one aligned store, so that packets see the server completely before or completely
+// after it.
 type ServerTable struct {
 	servers []balancerServer
 }
@@ -44,9 +44,9 @@ func (t *Maps) serverTable(in *Directory) *ServerTable {
 // Has tells whether the table has the slot.
 func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
 
-// mayBeOf tells whether the slot may have a server of the service with this number. A server that has
-// failed has no number. A removed one keeps the number that its service had then. Slots that have never
-// been in use have no address.
+// mayBeOf tells whether the slot may have a server of the service with this number. The slot of a
+// failed server may belong to no service, and that of a removed server to the number that its
+// service had then. Slots that have never been in use have no address.
 func (t *ServerTable) mayBeOf(slot, service uint32) bool {
 	if t.servers[slot].Address == (balancerServer{}).Address {
 		return false
@@ -62,7 +62,9 @@ func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[
 func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
 
 // put fills a free slot. It writes the flags last, because they put the slot into use.
-func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags) {
+func (t *ServerTable) put(
+	slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags,
+) {
 	server := &t.servers[slot]
 	server.Service = service
 	t.SetKnown(slot, known)
@@ -131,7 +133,7 @@ func (t *ServerTable) SetKnown(slot uint32, known Known) {
 // server. If it is not valid, the source is always Source.
 func (t *ServerTable) SetVaried(slot uint32, sources netip.Prefix) {
 	varied := uint32(0)
-	if sources.IsValid() {
+	if sources.IsValid() { // the bits behind the prefix vary
 		varied = bits.ReverseBytes32(math.MaxUint32 >> sources.Bits()) // in network order
 	}
 	atomic.StoreUint32(&t.servers[slot].Varied, varied)
@@ -174,7 +176,7 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 // restore makes a slot as it was. If the slot was in use, it still has the same server, and only
 // its flags, its next hop, its function, its rank and its varied sources can differ.
 func (t *ServerTable) restore(slot uint32, server balancerServer) {
-	if server.Flags == 0 {
+	if server.Flags == 0 { // it was not in use: packets must not see a mixture
 		t.SetFlags(slot, 0)
 	}
 	now := &t.servers[slot]

@@ -90,6 +90,7 @@ func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 				return &line[j]
 			}
 		}
+		// The method add fills a line before it takes the next one, so no later line has the key.
 		if kindOf(&line[servicesPerLine-1]) == balancerServiceEntryKindENTRY_FREE {
 			return nil
 		}
@@ -149,6 +150,7 @@ func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
 // place returns the line where the search for an entry begins: service_place in
 // bpf/balancer/tables/services.h.
 func (t *ServiceTable) place(entry ServiceEntry) int {
+	// The key is the VIP in two words, and the port, protocol and kind in the low half of the third.
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
 	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
 	return int(spread(sum) >> (64 - serviceBits))
@@ -219,6 +221,7 @@ func (r *ServiceRule) HasFormerFlows() bool { return r.Flags&RuleFormerFlows != 
 // Table returns which of its two candidate tables the service uses: 0 or 1.
 func (r *ServiceRule) Table() uint8 { return r.Flags & ruleTable }
 
+// rule reads the rule of an entry in force by a single load.
 func (e *ServiceEntry) rule() (rule ServiceRule) {
 	*(*uint64)(unsafe.Pointer(&rule)) = atomic.LoadUint64((*uint64)(unsafe.Pointer(&e.Rule)))
 	return rule

@@ -88,10 +88,12 @@ const unusedFlags = FlagDrained | FlagFailing | FlagLeaving | FlagStarting | Fla
 // Claim returns the slot of a server: its present slot, or a free one. A retired server gets its
 // slot back, and its flows with it. The number of the service can differ from the one before,
 // because a service that is removed and added again gets another number. The argument known is what
-// packets of known flows ask of the server. A present server keeps the flags that tell whether it
-// gets new flows: packets use its candidate table meanwhile, and the process may end before it knows
-// again whether the server is unfit. A new server gets FlagFailing. The caller sets the flags when the
-// server's candidate table is ready. Claim returns an error if no slot is free.
+// packets of known flows ask of the server.
+//
+// The caller sets the final flags when the server's candidate table is ready. Until then, a present
+// server keeps the flags that tell whether it gets new flows: packets use its candidate table
+// meanwhile, and the process may end before it knows again whether the server is unfit. A new or
+// retired server gets FlagFailing. Claim returns an error if no slot is free.
 func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {

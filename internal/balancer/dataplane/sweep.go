@@ -27,10 +27,10 @@ const (
 	sweptServersMap     = "swept_servers"
 )
 
-// FlowLifetimes are ages, in ticks, at which a sweep changes the entries of a server. At New,
-// Established and Closed it frees entries in these states. At 0 it frees all of them. Silent and
-// closing flows are freed at Established, too. At Silent, an established flow becomes silent, and no
-// longer counts as a load of its server.
+// FlowLifetimes are ages, in ticks, at which a sweep changes the entries of a server. It frees a
+// new flow at New, a closed one at Closed, and an established, silent or closing one at
+// Established. An age of 0 frees all flows in the state. At Silent, an established flow becomes
+// silent, and no longer counts as a load of its server.
 type FlowLifetimes struct{ New, Established, Closed, Silent uint16 }
 
 // Forever are the lifetimes of entries that a sweep keeps as they are, however old they are. No age
@@ -40,7 +40,8 @@ var Forever = FlowLifetimes{math.MaxUint16, math.MaxUint16, math.MaxUint16, math
 // sweptStates is SWEPT_STATES in bpf/balancer/sweep.bpf.c.
 const sweptStates = 8
 
-// swept returns the form of the lifetimes in the program.
+// swept returns the form of the lifetimes in the program. Due is the age at which the program frees
+// an entry or makes it silent.
 func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{
@@ -108,7 +109,8 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 }
 
 // setSweptSlots sets the number of slots whose flows the program sweeps. It returns the size of the
-// map of the servers, in bytes. The verifier's work depends on whether there is a slot.
+// map of the servers, in bytes. Without a slot, the verifier would check only a part of the
+// program.
 func setSweptSlots(spec *ebpf.CollectionSpec, slots uint32) (size uint32, err error) {
 	size = (slots + 1) * uint32(unsafe.Sizeof(SweptServer{}))
 	datapath.NameSection(spec, sweptServersSection, sweptServersMap, size)
@@ -157,6 +159,7 @@ func (s *Sweeper) Sweep(
 	return s.servers[:slots], nil
 }
 
+// run sweeps a part of a table. The program returns an error number as a negative number.
 func (s *Sweeper) run(part sweeperSweepRun) error {
 	batches, err := s.program.Run(&ebpf.RunOptions{Context: part})
 	if err == nil && int32(batches) < 0 {

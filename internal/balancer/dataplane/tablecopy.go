@@ -68,7 +68,8 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
 	for first := 0; first < len(words); first += copiedWords {
 		part := words[first:min(first+copiedWords, len(words))]
-		if err := c.copy(tables, copierCopyRun{Table: number, First: uint32(first), Count: uint32(len(part))}); err != nil {
+		run := copierCopyRun{Table: number, First: uint32(first), Count: uint32(len(part))}
+		if err := c.copy(tables, run); err != nil {
 			return err
 		}
 		copy(part, c.words())

@@ -12,8 +12,8 @@ type Condition string
 // The conditions of a server. A condition that follows from a cause is also the name of the cause.
 const (
 	ServerUp Condition = "up" // it passes its health checks and gets new flows
-	// ServerUnchecked: it has no health checks, or none of them has had a result. It gets new flows,
-	// unless other servers have passed their checks.
+	// ServerUnchecked: it has no health checks, or none of them has had a result. It gets new
+	// flows, unless other servers have passed their checks.
 	ServerUnchecked  Condition = "unchecked"
 	ServerStarting   Condition = "starting"   // it was unfit, and gets a growing share of new flows
 	ServerDrained    Condition = "drained"    // it keeps its flows and gets no new ones
@@ -66,7 +66,8 @@ func conditionsOf(c dataplane.Causes) []Condition {
 // slowly, it awaits its first check, or it has failed and keeps its flows. A drained server with a
 // cause also has FlagFailing (member.flags in package balancer).
 func isOnlyPaused(flags dataplane.ServerFlags, all dataplane.Causes) bool {
-	return flags&(dataplane.FlagStarting|dataplane.FlagUnproven) != 0 || all != 0 && flags&dataplane.FlagFailing == 0
+	hasFailed := all != 0 && flags&dataplane.FlagFailing == 0
+	return flags&(dataplane.FlagStarting|dataplane.FlagUnproven) != 0 || hasFailed
 }
 
 // conditionOf returns the one condition that describes a server with these flags and causes.

@@ -13,7 +13,8 @@ import (
 
 // InferenceState says how a service infers the loads of its servers.
 type InferenceState struct {
-	// Estimator is the method: a desired.Estimator, or least-queue or sed.
+	// Estimator is the method: a desired.Estimator, or the name of a placement that needs none,
+	// such as least-queue.
 	Estimator string        `json:"estimator"`
 	Among     desired.Among `json:"among"`
 	// Age is the time since the last estimates, in seconds. The process of the balancer makes them
@@ -21,20 +22,20 @@ type InferenceState struct {
 	Age *float64 `json:"age_seconds"`
 }
 
-// InferredServer is what the balancer knows of the load of a server that a service infers.
+// InferredServer is what the balancer knows of a server's load, if the service infers loads.
 type InferredServer struct {
 	// New and Established are the numbers of flows that count now: flows of which one packet was
 	// seen not long ago, and flows with more packets that are not silent.
 	New         uint32 `json:"new"`
 	Established uint32 `json:"established"`
-	// Placed and Answered count flows that were placed on the server, and those of them of which
-	// another packet was seen, modulo 2^32.
+	// Placed counts flows that were placed on the server. Answered counts those of them that had a
+	// second packet. Both are modulo 2^32.
 	Placed   uint32 `json:"placed"`
 	Answered uint32 `json:"answered"`
 	// Delay is the expected delay of the next flow, on which the choice is based. The delay is 1
-	// if the flow has the server's last free unit of capacity.
+	// if the flow gets the server's last free unit of capacity.
 	Delay float64 `json:"delay"`
-	// Away tells that another balancer prefers the server.
+	// Away tells that the server's home is another balancer.
 	Away bool `json:"away"`
 	// Estimate is nil before the first one.
 	Estimate *EstimateState `json:"estimate"`
@@ -44,18 +45,19 @@ type InferredServer struct {
 type EstimateState struct {
 	// Capacity is the number of flows that the server serves at once.
 	Capacity *float64 `json:"capacity"`
-	// Weight is the speed relative to that of the other servers, the configured weight, or, if the
-	// service polls, the weight relative to the highest one.
+	// Weight depends on the estimator. Under HLB it is the speed relative to that of the other
+	// servers. If the service polls, it is the weight relative to the highest one. Otherwise it is
+	// the configured weight.
 	Weight *float64 `json:"weight"`
 	// Wait is the mean time that flows wait, for each second of service.
 	Wait *float64 `json:"wait"`
-	// Duration is a mean duration of flows in seconds: under territories, of a flow while it is the
-	// server's only one; under HLB, of the flows that have ended last.
+	// Duration is a mean duration of flows in seconds. Under territories it is that of a flow while
+	// it is the server's only one. Under HLB it is that of the flows that have ended last.
 	Duration *float64 `json:"duration_seconds"`
-	// SlowStart, NoAnswers and SilentFlows are the factors by which the server seems slower: because it
-	// takes new flows for a short time only, because it does not answer new flows as others do, and
-	// because its flows fall silent while flows of other servers end. They are 1 or more. Of the last
-	// two, the larger one counts.
+	// SlowStart, NoAnswers and SilentFlows are factors by which the server seems slower. Each is 1
+	// or more, and has a reason of its own. SlowStart: the server has taken new flows only for a
+	// short time. NoAnswers: it does not answer new flows as others do. SilentFlows: its flows fall
+	// silent while flows of other servers end. Of the last two, only the larger one counts.
 	SlowStart   float64 `json:"slow_start"`
 	NoAnswers   float64 `json:"no_answers"`
 	SilentFlows float64 `json:"silent_flows"`
@@ -82,7 +84,9 @@ func newInferenceState(label dataplane.ServiceLabel, rule dataplane.ServiceRule)
 }
 
 // placementOf returns the placement as in a configuration.
-func placementOf(rule dataplane.ServiceRule, inference *InferenceState) (desired.Placement, desired.Selection) {
+func placementOf(
+	rule dataplane.ServiceRule, inference *InferenceState,
+) (desired.Placement, desired.Selection) {
 	if inference != nil && desired.Placement(inference.Estimator).Infers() {
 		return desired.Placement(inference.Estimator), ""
 	}
@@ -124,6 +128,7 @@ func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error
 	return s, nil
 }
 
+// known returns nil for 0, which stands for a number that is not known.
 func known(x float64) *float64 {
 	if x == 0 {
 		return nil
@@ -142,16 +147,16 @@ func (v *View) loadOf(slot uint32) *InferredServer {
 	return s
 }
 
-// TracedScores are the servers among which a placement that infers gives a new flow to one.
+// TracedScores are the servers from which a placement that infers chooses one for a new flow.
 type TracedScores struct {
 	Among desired.Among `json:"among"`
-	// Servers are those with the lowest scores that take new flows, at most mostScored, in order. If
-	// the flow goes to a random server, or to the next one in turn, only that server is listed.
+	// Servers are those with the lowest scores that take new flows, at most mostScored, in order.
+	// If the flow goes to a random server, or to the next one in turn, only that server is listed.
 	Servers []ScoredServer `json:"servers"`
 	// Others is the number of the other servers that take new flows.
 	Others int `json:"others"`
-	// Equal is the number of other servers whose score equals that of the first one. Each core keeps
-	// to one of them. It is 0 unless the flow is placed among all servers.
+	// Equal is the number of other servers whose delay equals that of the first one. Each core
+	// keeps to one of these servers. Equal is 0 unless the flow is placed among all servers.
 	Equal int `json:"equal"`
 }
 
@@ -166,7 +171,9 @@ const mostScored = 4
 
 // describeScores returns the servers with the lowest scores, at this moment, or the one that was
 // picked otherwise. It returns an error if the candidate table cannot be read.
-func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket, picked uint32) (*TracedScores, error) {
+func (v *View) describeScores(
+	service uint32, rule dataplane.ServiceRule, bucket, picked uint32,
+) (*TracedScores, error) {
 	among, infers := rule.Among()
 	if !infers {
 		return nil, nil
@@ -179,7 +186,7 @@ func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket
 	if among == desired.AmongAll || among == desired.AmongCandidates {
 		order := func(slot uint32) uint64 {
 			score := v.tables.Loads.Score(slot)
-			if slot == picked { // of several servers with the shortest delay a core picks any
+			if slot == picked { // of several servers with the shortest delay, a core can pick any
 				score &^= dataplane.ScoreTie
 			}
 			return score
@@ -201,7 +208,7 @@ func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket
 	return scores, nil
 }
 
-// equalsOfFirst returns how many of the other servers have the score of the first one.
+// equalsOfFirst returns how many of the other servers have the delay of the first one.
 func (v *View) equalsOfFirst(slots []uint32) (equal int) {
 	for _, slot := range slots[min(1, len(slots)):] {
 		if (v.tables.Loads.Score(slot)^v.tables.Loads.Score(slots[0]))&^dataplane.ScoreTie == 0 {
@@ -212,7 +219,9 @@ func (v *View) equalsOfFirst(slots []uint32) (equal int) {
 }
 
 // scored returns the slots that a flow of a bucket can be given to.
-func (v *View) scored(service uint32, rule dataplane.ServiceRule, bucket uint32) (slots []uint32, err error) {
+func (v *View) scored(
+	service uint32, rule dataplane.ServiceRule, bucket uint32,
+) (slots []uint32, err error) {
 	all := v.tables.Servers.Of(service)
 	if among, _ := rule.Among(); among == desired.AmongCandidates {
 		entry := dataplane.ServiceEntry{Id: service, Rule: rule}

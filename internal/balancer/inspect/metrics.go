@@ -47,19 +47,21 @@ var (
 	serviceTakesDesc   = desc("service_takes_flows",
 		"Whether at least one server gets new flows. If not, new flows are refused.", "service")
 	serviceIgnoredDesc = desc("service_cause_ignored",
-		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
+		"Whether servers get new flows despite the cause, because all servers have a cause.",
+		"service", "cause")
 
 	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
 	halfOpenDesc = desc("half_open_flows",
 		"Flows whose SYN the server has answered and the client has not, when they were last swept.", "service", "server")
 	offersDesc = desc("server_offers_total",
-		"New connections that the server was the first to be offered.", "service", "server")
+		"New connections that were offered to the server first.", "service", "server")
 	signalsDesc = desc("server_signals_total",
 		"Packets with which the server told what becomes of connections.", "service", "server", "signal")
 	resetsDesc = desc("server_resets_total",
 		"Resets to the server, of connections that another one had.", "service", "server")
 	reportedLoadDesc = desc("server_load",
-		"Connections per unit of capacity, with one more, as the server last reported.", "service", "server")
+		"Connections per unit of capacity, with one connection more, as the server last reported.",
+		"service", "server")
 	reportAgeDesc = desc("server_report_age_seconds",
 		"Time since the server's last load report.", "service", "server")
 	reportsDesc = desc("server_reports_total",
@@ -67,7 +69,7 @@ var (
 	countedDesc = desc("server_counted_flows",
 		"Flows of the server that count as its load now.", "service", "server", "state")
 	placementsDesc = desc("server_placements_total",
-		"Flows placed on the server, and those of them of which another packet was seen.",
+		"Flows placed on the server, and how many of them had a second packet.",
 		"service", "server", "event")
 	serverCapacityDesc = desc("server_capacity",
 		"Flows that the server serves at once, as inferred.", "service", "server")
@@ -83,7 +85,7 @@ var (
 	serverWaitDesc = desc("server_wait_ratio",
 		"Time that flows wait for each second of service, as inferred.", "service", "server")
 	slowdownDesc = desc("server_slowdown",
-		"Factor by which the server seems slower: as it is new, as it does not answer, or as its flows fall silent.",
+		"Factor by which the server seems slower: it is new, does not answer, or its flows fall silent.",
 		"service", "server", "reason")
 	estimateAgeDesc = desc("service_estimate_age_seconds",
 		"Time since the loads of the servers were last estimated.", "service", "estimator")

@@ -178,8 +178,8 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return v.SnapshotOf(func(string) bool { return true })
 }
 
-// SnapshotOf is Snapshot of the wanted services only. What is not about services is that of the
-// instance.
+// SnapshotOf is Snapshot with the wanted services only. All that does not belong to one service is
+// of the whole instance.
 func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	s, err := v.Brief(wanted)
 	if err != nil {
@@ -335,7 +335,8 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 			if old == nil {
 				old = &ServerState{}
 			}
-			now.Rate = datapath.NewRate(datapath.Growth(now.Packets, old.Packets), datapath.Growth(now.Bytes, old.Bytes), interval)
+			packets := datapath.Growth(now.Packets, old.Packets)
+			now.Rate = datapath.NewRate(packets, datapath.Growth(now.Bytes, old.Bytes), interval)
 			placed := datapath.PerSecond(datapath.Growth(now.Placed, old.Placed), interval)
 			now.PlacedRate = &placed
 		}
@@ -468,6 +469,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
 			v.tables.Servers.Flags(server.Slot)&(dataplane.FlagFailing|dataplane.FlagDrained) != 0
 	})
+	// If a server has a next hop, those without one get no new flows.
 	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
 	if slices.ContainsFunc(candidates, hasHop) {
 		candidates = slices.DeleteFunc(candidates, func(server *ServerState) bool { return !hasHop(server) })
@@ -483,8 +485,10 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	return ignored
 }
 
+// server reads the state of a server. The slot has the name.
 func (v *View) server(
-	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface, counts *dataplane.SweptCounts,
+	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface,
+	counts *dataplane.SweptCounts,
 ) (*ServerState, error) {
 	flags, causes := v.tables.Servers.Flags(slot), v.tables.Servers.Causes(slot)
 	server := &ServerState{
@@ -614,11 +618,12 @@ func (v *View) addShares(service *ServiceState) error {
 	return nil
 }
 
-// firstTakers returns the slot of the first server of each bucket that takes new flows: list_taking
-// in bpf/balancer/tables/candidates.h. If a row has no such server, the next row's comes in its
-// place. If flows must stay in their rows, it is the first server of the row that can be reached:
-// list_own_row. Under round-robin a row is a turn, and the result lacks the turns of servers that
-// take no new flows. The result is empty if no server takes new flows.
+// firstTakers returns, for each bucket, the slot of the first server of its row that takes new
+// flows (list_taking in bpf/balancer/tables/candidates.h). If a row has no such server, the result
+// contains that of the next row. But if flows must stay in their rows, it then contains the first
+// server of the row that can be reached (list_own_row). Under round-robin a row is a turn, and the
+// result lacks the turns of servers that take no new flows. The result is empty if no server takes
+// new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	const none = dataplane.NoServer
 	takes, reachable := v.takers(service)
@@ -648,7 +653,9 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 	if isTurn || staysInRow {
 		return slices.DeleteFunc(first, func(slot uint32) bool { return slot == none })
 	}
-	next := uint32(none) // the taker of the bucket after this one
+	// A bucket without a taker gets that of the next bucket. The loop begins with the last bucket,
+	// and runs twice, because the first bucket follows the last one.
+	next := uint32(none)
 	for range 2 {
 		for i := range service.Buckets {
 			bucket := service.Buckets - 1 - i

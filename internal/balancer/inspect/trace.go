@@ -102,8 +102,8 @@ type TracedPlacement struct {
 	// Scores are the servers among which a new flow is placed under a placement that infers.
 	// Candidates is then the server that gets the flow at present.
 	Scores *TracedScores `json:"scores,omitempty"`
-	// Order is why these servers are offered a connection, if load reports decide. They do not
-	// decide about a SYN that another server gets first because it may have the connection.
+	// Order shows how load reports have ordered the servers that are offered a connection. It is
+	// nil if they have not, as for a SYN that first goes to a server that may have the connection.
 	Order *TracedOrder `json:"order,omitempty"`
 }
 
@@ -165,8 +165,9 @@ type TracedEncapsulation struct {
 	Segments []netip.Addr `json:"segments,omitempty"`
 }
 
-// Trace runs the data path with a packet, and shows what it decides. It changes no table, and sends
-// nothing. Trace returns an error if a table cannot be read, or if the kernel refuses the program.
+// Trace runs the data path with a packet, and shows what it decides. It sends nothing. It changes
+// no table, but corrects ranks of servers, as packets do all the time. Trace returns an error if a
+// table cannot be read, or if the kernel refuses the program.
 func (v *View) Trace(p Packet) (*Trace, error) {
 	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length, Echo: p.Echo}
 	d, sent, err := v.decide(p)
@@ -179,8 +180,8 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 	return t, nil
 }
 
-// decide makes a dry run of the data path with a packet. It returns the decision, and the frame that
-// would be sent.
+// decide makes a dry run of the data path with a packet. It returns the decision, and the frame
+// that would be sent.
 func (v *View) decide(p Packet) (d *dataplane.Decision, sent []byte, err error) {
 	if v.dryRun == nil {
 		if v.dryRun, err = v.tables.DryRun(); err != nil {
@@ -268,9 +269,9 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	return nil
 }
 
-// segmentsOf returns the servers that a packet visits. If it is offered to random candidates, the
-// next packet visits others. Then the result is not complete: it contains only a server that is
-// asked before the candidates.
+// segmentsOf returns the servers that a packet visits. If the packet is offered to random
+// candidates, these differ from packet to packet. Then the result is not complete: it contains at
+// most the server that is asked before the candidates.
 func segmentsOf(d *dataplane.Decision) (all []dataplane.DecidedSegment, isComplete bool) {
 	all = d.Segment[:d.Count]
 	if d.Placement.IsRandom == 0 || goesToKnown(d) {
@@ -287,6 +288,7 @@ func goesToKnown(d *dataplane.Decision) bool {
 	return isKnown(d) && dataplane.Departure(d.Entry.Departure) == dataplane.Stays
 }
 
+// isKnown tells whether a table of flows has an entry of the packet's flow.
 func isKnown(d *dataplane.Decision) bool {
 	return dataplane.FlowState(d.Entry.State) != dataplane.FlowFree
 }
@@ -327,6 +329,7 @@ func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 // hints.
 func (v *View) describeHint(d *dataplane.Decision, t *Trace) *TracedHint {
 	persistence := d.Rule.PersistenceName().Method()
+	// Packets with timestamps carry cookies. Under stateless, hints are only for other packets.
 	byCookie := persistence.HasCookies && (d.HasCookie != 0 || t.Echo != nil || !v.tables.HasHints())
 	if !persistence.ByColumn || byCookie {
 		return nil
@@ -393,8 +396,9 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	return p, err
 }
 
-// behindHolder corrects the placement of a SYN that visits a holder first. The dry run notes where
-// the flow is placed without a holder. Behind a holder, load reports do not order the candidates.
+// behindHolder corrects the placement of a SYN that first visits a holder: a server that may have
+// the connection. The dry run notes where the flow would be placed without a holder. Behind a
+// holder, load reports do not order the candidates.
 func (p *TracedPlacement) behindHolder(course []TracedSegment) {
 	isHeld := len(course) > 1 && course[0].Function == srv6.Steer.String() &&
 		course[1].Function == srv6.ConnectAvail.String()
@@ -451,6 +455,7 @@ func (v *View) orderedServer(slot uint32) (s OrderedServer, err error) {
 	return s, err
 }
 
+// serverName returns the name of the slot's server, or the slot if it has no name.
 func (v *View) serverName(slot uint32) string {
 	name, ok := v.tables.ServerName(slot)
 	if !ok {
@@ -460,7 +465,9 @@ func (v *View) serverName(slot uint32) string {
 }
 
 // describeCourse names the servers that a packet visits, and what it asks of each.
-func (v *View) describeCourse(all []dataplane.DecidedSegment, kind desired.Encapsulation) (course []TracedSegment) {
+func (v *View) describeCourse(
+	all []dataplane.DecidedSegment, kind desired.Encapsulation,
+) (course []TracedSegment) {
 	for _, at := range all {
 		segment := TracedSegment{Server: v.serverName(at.Server)}
 		if kind == desired.SRv6Insert || kind == desired.SRv6Encap {
@@ -481,11 +488,12 @@ func columnOf(at dataplane.DecidedSegment) *int {
 	return &offer.Column
 }
 
-// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It can
-// vary by flow (node.tunnel-sources).
+// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It
+// can vary by flow (node.tunnel-sources).
 func (e *TracedEncapsulation) readSource(sent []byte) {
 	const source, destination, end = ethernetHeader + 12, ethernetHeader + 16, ethernetHeader + 20
-	if !e.Destination.Is4() || len(sent) < end || e.Destination != netip.AddrFrom4([4]byte(sent[destination:end])) {
+	if !e.Destination.Is4() || len(sent) < end ||
+		e.Destination != netip.AddrFrom4([4]byte(sent[destination:end])) {
 		return
 	}
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))

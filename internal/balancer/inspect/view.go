@@ -2,7 +2,7 @@
 
 // Package inspect shows the state of a balancer, its metrics, and what the balancer would do with a
 // packet. It reads the tables in the kernel, whether a process runs the balancer or not. It changes
-// no table.
+// no table, except that a trace corrects ranks of servers.
 package inspect
 
 import (

@@ -16,11 +16,12 @@ import (
 // failingCall is the environment variable with the number of the system call that fails.
 const failingCall = "SEGUE_TEST_FAILING_CALL"
 
-// failed is printed by a process if the call has failed.
+// failed is what a process prints if the call has failed.
 const failed = "failed"
 
-// StartFailing is for a process that RunFailing starts. It starts a data path, and ends it. If the
-// start succeeds, start returns the function end.
+// StartFailing is called in a process that RunFailing has started. It starts a data path by the
+// function start, in which a system call fails. If the start succeeds nevertheless, StartFailing
+// ends the data path by the function that start has returned.
 func StartFailing(start func() (end func() error, err error), others ...uint32) error {
 	call, err := strconv.Atoi(os.Getenv(failingCall))
 	if err != nil {
@@ -55,7 +56,7 @@ func RunFailing(
 	if err := in(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); (err != nil) != (problem.Len() > 0) {
+	if err := cmd.Wait(); (err != nil) != (problem.Len() > 0) { // a process that fails says why
 		t.Fatalf("call %d fails: %v, %q", call, err, &problem)
 	}
 	return problem.String(), strings.TrimSpace(output.String()) == failed
@@ -73,9 +74,13 @@ type Starts struct {
 	Detach func()
 }
 
+// leastCalls is the least number of system calls of a start that are made to fail, if step is 1.
+const leastCalls = 20
+
 // FailAtSteps starts processes over a data path that is in use. In each process another system call
-// fails; the calls are step apart. The first process has a configuration of this number. A start
-// that succeeds nevertheless takes over, and the next process then has the other configuration.
+// fails; the calls are step apart. The first process has the configuration with this number. A
+// start that succeeds nevertheless takes over, and the next process then has the other
+// configuration.
 func (s Starts) FailAtSteps(t testing.TB, step, number int) {
 	t.Helper()
 	before, refusals := s.State(), 0
@@ -103,7 +108,9 @@ func (s Starts) FailAtSteps(t testing.TB, step, number int) {
 			t.FailNow()
 		}
 	}
-	if (refusals+1)*step < 20 { // the first interrupted call is a random one of the first step
+	// The first interrupted call is a random one of the first step, so there can be one refusal
+	// less.
+	if (refusals+1)*step < leastCalls {
 		t.Errorf("%d starts were refused; there must be more", refusals)
 	}
 }

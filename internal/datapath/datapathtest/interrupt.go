@@ -44,8 +44,9 @@ var (
 var crashes = flag.Int("crashes", 1,
 	"how many times as many processes are killed, or have a call that fails, as in make test")
 
-// Apart returns how far apart the system calls are that a test interrupts, if they are step apart
-// in make test. The distance is odd. So tests that use two configurations in turn interrupt both.
+// Apart returns how far apart the system calls are that a test interrupts: step, divided by the
+// flag -crashes. The distance is always odd. So tests that use two configurations in turn interrupt
+// both.
 func Apart(step int) int { return step / *crashes | 1 }
 
 // KillBefore kills this process by SIGKILL instead of its nth system call that changes something.
@@ -155,7 +156,9 @@ func (c calls) filter() []unix.SockFilter {
 	)
 	const number, firstArgument = 0, 16
 	filter := []unix.SockFilter{{Code: load, K: number}}
-	match := func(values []uint32, after int) { // after is the distance to the last instruction
+	// match adds a jump to the last instruction for each value. Between these jumps and the last
+	// two instructions, there are to be the given number of others.
+	match := func(values []uint32, after int) {
 		for i, value := range values {
 			to := uint8(len(values) - i + after)
 			filter = append(filter, unix.SockFilter{Code: jump, Jt: to, K: value})
