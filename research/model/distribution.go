@@ -108,11 +108,10 @@ type Saving struct {
 	Ratio float64
 }
 
-// Save compares the numbers of servers that keep the x-th percentile of response times at or below
-// the limit, with SRc and with single choice: equation (11) of 6LB, which has x = 90. The limit is
-// in units of the mean service time. It must be above the percentile of an idle server,
-// -ln(1-x/100).
-func Save(x, limit float64, cores, threshold int) (Saving, error) {
+// CompareServers compares how many servers SRc and single choice need to keep the x-th percentile
+// of response times at or below the limit: equation (11) of 6LB, which has x = 90. The limit is in
+// units of the mean service time. It must be above the percentile of an idle server, -ln(1-x/100).
+func CompareServers(x, limit float64, cores, threshold int) (Saving, error) {
 	if !(x > 0 && x <= MaxPercentile) {
 		return Saving{}, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
 	}
@@ -134,7 +133,8 @@ func Save(x, limit float64, cores, threshold int) (Saving, error) {
 	return Saving{SingleChoiceLoad: single, Load: load, Ratio: single / load}, nil
 }
 
-// highestLoad is π⁻¹ of section V-G: the load at which the percentile equals the limit.
+// highestLoad is π⁻¹ of section V-G: the load at which the x-th percentile equals the limit. at
+// returns the steady state at a load.
 func highestLoad(x, limit float64, at func(load float64) (*Steady, error)) (float64, error) {
 	low, high := 1e-9, 1-1e-9
 	for high-low > 1e-9 {

@@ -10,7 +10,7 @@ import (
 
 // hlb22 has flows with three stages, CPU, IO and CPU, from table IV.
 func hlb22(ctx context.Context, r *run) error {
-	rivals, err := rivals(everyRival[:len(everyRival)-1]...)
+	rivals, err := rivals(realRivals...)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func figure5(_ context.Context, r *run) error {
 		out, err := packet.Encapsulate(frame, e)
 		return float64(len(out) - len(frame)), err
 	}
-	var bytes [3][2]float64 // insert, encap, GRE: two servers, one
+	var bytes [3][2]float64 // by encapsulation (insert, encap, GRE), with two servers and with one
 	for i, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap, desired.GRE} {
 		for j, servers := range []int{2, 1} {
 			var err error
@@ -41,8 +41,11 @@ func figure5(_ context.Context, r *run) error {
 	// For two servers the paper adds up two tunnels. Its SRv6 encapsulation has the whole list in
 	// the header: the sender and all servers, behind an outer IPv6 header.
 	bytes[2][0] = 2 * bytes[2][1]
-	srh := func(path ...netip.Addr) float64 { return float64(40 + packet.NewSRH(0, path...).Len()) }
-	full := [2]float64{srh(sender, segments[0], segments[1]), srh(sender, segments[0])}
+	const ipv6Header = 40
+	outer := func(path ...netip.Addr) float64 {
+		return float64(ipv6Header + packet.NewSRH(0, path...).Len())
+	}
+	full := [2]float64{outer(sender, segments[0], segments[1]), outer(sender, segments[0])}
 
 	r.draw(chart.Chart{
 		Title: "Bytes that steering adds to a packet",
@@ -69,8 +72,7 @@ func indexed(values ...float64) []chart.Point {
 	return points
 }
 
-// figure6 runs algorithm 3 on the example of the paper. The numbers in circles in the figure are
-// steps.
+// figure6 builds the tables of the paper's example with algorithm 3.
 func figure6(_ context.Context, r *run) error {
 	permutations := []tables.Permutation{{Offset: 4, Skip: 1}, {Offset: 1, Skip: 2}, {Offset: 5, Skip: 5}, {Offset: 6, Skip: 1}}
 	before, err := tables.BuildPermuted(permutations, 7, 2)
@@ -128,7 +130,7 @@ func resiliencyServers(n, experiment int) []tables.Server {
 	return servers
 }
 
-// withoutSome sets the weight of k random servers to 0.
+// withoutSome returns the servers after the removal of k random ones: their weight is 0.
 func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server {
 	rest := slices.Clone(servers)
 	for _, i := range rng.Perm(len(rest))[:k] {
@@ -141,10 +143,10 @@ func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server
 const resilientServers, resilientBuckets, resilientExperiments = 1000, 65537, 20
 
 // multiplesFail returns the failure rates with one choice and with two, when k servers are
-// removed. The servers have the permutations of section III-A: the multiples of a generator for
-// each server. The text does not state the generators.
+// removed. The permutation of a server consists of the multiples of a generator, as in section
+// III-A. Each server has its own generator, which the text does not state.
 func multiplesFail(seed uint64, experiments, k int, generator func(server int, rng *rand.Rand) uint32) (rates [2]float64, err error) {
-	for i := range 2 * experiments {
+	for i := range 2 * experiments { // each experiment with one candidate, and then with two
 		candidates, rng := 1+i%2, rand.New(rand.NewPCG(seed, uint64(i/2)))
 		permutations := make([]tables.Permutation, resilientServers)
 		for s := range permutations {
@@ -170,16 +172,18 @@ func multiplesFail(seed uint64, experiments, k int, generator func(server int, r
 	return rates, nil
 }
 
-// the generators 1, 2, 3 and so on, and random ones
+// ascending gives the servers the generators 1, 2, 3 and so on.
 func ascending(server int, _ *rand.Rand) uint32 { return uint32(server + 1) }
 
+// anyGenerator gives each server a random generator.
 func anyGenerator(_ int, rng *rand.Rand) uint32 { return 1 + rng.Uint32N(resilientBuckets-1) }
 
-// figure7 has the set-up of section III-B1.
+// figure7 removes k servers from a table, and draws the share of the flows that fail, with one
+// choice and with two (section III-B1).
 func figure7(ctx context.Context, r *run) error {
 	const servers, buckets = resilientServers, resilientBuckets
 	experiments := pick(r, 4, resilientExperiments)
-	rates := make([][2][mostGone + 1]float64, experiments)
+	rates := make([][2][mostGone + 1]float64, experiments) // by experiment, candidates - 1 and k
 	err := r.each(ctx, 2*experiments, func(ctx context.Context, i int) error {
 		experiment, candidates := i/2, 1+i%2
 		rng := rand.New(rand.NewPCG(r.Seed, uint64(experiment)))
@@ -216,8 +220,8 @@ func figure7(ctx context.Context, r *run) error {
 		},
 	}
 	var sum [2][mostGone + 1]float64
-	fewer := make([]float64, mostGone+1)
-	best := 1
+	fewer := make([]float64, mostGone+1) // by k: how many percent fewer flows fail with two choices
+	best := 1                            // the k at which fewer is largest
 	for k := range mostGone + 1 {
 		for candidates := range 2 {
 			for _, experiment := range rates {
@@ -275,7 +279,7 @@ const (
 )
 
 // resets counts the flows that are reset when servers are removed, by the number of removed
-// servers: all flows, and those of remaining servers.
+// servers. extra are those of them whose server remains.
 type resets [mostRemoved + 1]struct{ all, extra float64 }
 
 // countResets lets the servers of the first balancer accept long-lived flows with SR8, or with SC
@@ -288,7 +292,7 @@ func countResets(seed uint64, experiment, candidates int) (r resets, err error) 
 	if err != nil {
 		return r, err
 	}
-	placed := placeLongFlows(before, resetFlows, 8, rng)
+	placed := placeLongFlows(before, resetFlows, 8, rng) // by bucket
 	for k := range r {
 		left := withoutSome(servers, k, rng)
 		after, err := tables.Build(left, resetBuckets, candidates)
@@ -298,9 +302,9 @@ func countResets(seed uint64, experiment, candidates int) (r resets, err error) 
 		for bucket, taken := range placed {
 			for _, server := range taken {
 				switch {
-				case left[server].Weight == 0:
+				case left[server].Weight == 0: // removed
 					r[k].all++
-				case !slices.Contains(after.Row(bucket), server):
+				case !slices.Contains(after.Row(bucket), server): // the balancer does not find it
 					r[k].all++
 					r[k].extra++
 				}
@@ -310,9 +314,11 @@ func countResets(seed uint64, experiment, candidates int) (r resets, err error) 
 	return r, nil
 }
 
+// figure11d draws the share of long-lived flows that are reset when servers are removed and another
+// balancer gets all packets.
 func figure11d(ctx context.Context, r *run) error {
 	experiments := pick(r, 10, 100)
-	counted := make([]resets, 2*experiments)
+	counted := make([]resets, 2*experiments) // of each experiment, with SC and then with SR8
 	err := r.each(ctx, len(counted), func(_ context.Context, i int) (err error) {
 		counted[i], err = countResets(r.Seed, i/2, 1+i%2)
 		return err
