@@ -33,6 +33,7 @@ func (c *Counts) Add(s int32) {
 		c.boundary = append(c.boundary, int32(len(c.order)))
 	}
 	if c.place[s] != none {
+		// The last place of the old count becomes the first of count n.
 		c.boundary[n]--
 		c.swap(s, c.boundary[n])
 	}
@@ -42,6 +43,7 @@ func (c *Counts) Add(s int32) {
 func (c *Counts) Remove(s int32) {
 	n := c.count[s]
 	if c.place[s] != none {
+		// The first place of count n becomes the last of the count below.
 		c.swap(s, c.boundary[n])
 		c.boundary[n]++
 	}

@@ -173,7 +173,7 @@ func (l *traceLines) scan() bool {
 			l.query = query
 			return true
 		}
-		if l.number > 1 || !isName(at) {
+		if l.number > 1 || !isName(at) { // only the first line may be a header
 			return l.failf("time %q: must be seconds, or such as 2010-05-27T09:31:55.63", at)
 		}
 	}

@@ -68,10 +68,10 @@ type prequal struct {
 	b      *sim.Balancer
 	pool   []answer // the oldest first
 	recent [recentAnswers]int32
-	seen   int // number of all answers so far
-	owed   float64
-	remove float64
-	worst  bool // whether to remove the worst answer next, and not the oldest
+	seen   int     // number of all answers so far
+	owed   float64 // probes to send; the fraction is left for later flows
+	remove float64 // answers to remove; the fraction is left for later flows
+	worst  bool    // whether to remove the worst answer next, and not the oldest
 	sorted [recentAnswers]int32
 }
 
@@ -123,6 +123,7 @@ func (p *prequal) choose(worst bool) int {
 	return best
 }
 
+// before tells whether an answer is better than another one.
 func (a *answer) before(other *answer, hot int32) bool {
 	switch aHot, otherHot := a.flight > hot, other.flight > hot; {
 	case aHot != otherHot:

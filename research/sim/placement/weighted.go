@@ -46,7 +46,7 @@ func (m *WCMP) Build() (sim.Method, sim.Policy, error) { return m, nil, nil }
 // lottery draws servers by weight.
 type lottery struct {
 	servers []int32
-	sums    []float64 // sums of the weights up to each server
+	sums    []float64 // by index in servers: the sum of the weights up to that server
 }
 
 // set sets the weights of the servers. If all weights are 0, the servers count as equal.
@@ -194,8 +194,8 @@ type weightedRoundRobin struct {
 	poll
 	formula Formula
 	weight  []float64
-	turn    []float64
-	now     float64 // the last turn
+	turn    []float64 // by server: its next turn
+	now     float64   // the last turn that a server took
 }
 
 func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
