@@ -58,7 +58,8 @@ type serversRow struct {
 func (f *modelFlags) servers(out io.Writer, policies []policy, percentile float64, limit time.Duration, servers int) error {
 	var rows []serversRow
 	for _, p := range policies {
-		saving, err := model.Save(percentile, limit.Seconds()/f.service.Seconds(), f.cores, p.threshold)
+		saving, err := model.CompareServers(
+			percentile, limit.Seconds()/f.service.Seconds(), f.cores, p.threshold)
 		if err != nil {
 			return fmt.Errorf("--limit %v: %w", limit, err)
 		}

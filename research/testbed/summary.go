@@ -4,8 +4,8 @@ package testbed
 
 import "github.com/segue-lb/segue/research/sim"
 
-// Summary is what the runs of a case at a point have in common. Quantities are means over the
-// seeds, unless noted.
+// Summary sums up the runs of a case at a point. Requests and failures are sums over the seeds.
+// Other quantities are means over the seeds, unless noted.
 type Summary struct {
 	Case      string
 	Point     float64
