@@ -148,7 +148,7 @@ func checkResponse(r *testbed.Response) error {
 	return nil
 }
 
-// withFiles returns the runs that have files. Those of some kinds of experiments have none.
+// withFiles returns the runs that have files. In some kinds of experiments, runs have none.
 func withFiles(runs []*testbed.Run) []*testbed.Run {
 	return slices.DeleteFunc(runs, func(run *testbed.Run) bool { return run.Folder == "" })
 }

@@ -95,7 +95,7 @@ func readLoads(path string) (*loads, error) {
 	}
 }
 
-// add adds a line.
+// add adds the loads of a line.
 func (l *loads) add(t *table) error {
 	time, err := t.number(0)
 	if err != nil {
