@@ -182,7 +182,9 @@ func (r *run) shorter(c *contest, setting int, one, other, where string) {
 
 // chart draws a value of all results, with one series for each rival, and one point for each
 // setting.
-func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate) chart.Chart {
+func (r *run) chart(
+	c *contest, title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate,
+) chart.Chart {
 	style := chart.Marked
 	if len(x.axis.Categories) > 0 {
 		style = chart.Bars

@@ -34,8 +34,9 @@ var (
 	})}}
 )
 
-const syntheticDemands = "The paper's testbed served Wikipedia's pages. The demands here are synthetic: " +
-	"exponential with a mean of 25 ms, which loads the processors with 85% at the paper's 680 queries a second."
+const syntheticDemands = "The paper's testbed served Wikipedia's pages. The demands here are " +
+	"synthetic: exponential with a mean of 25 ms, which loads the processors with 85% at the " +
+	"paper's 680 queries a second."
 
 // hlbTestbed returns the configuration of a run of a rival, of a number of seconds. The load is the
 // share of the processors that the flows use, or of the disks if they read files.
@@ -137,8 +138,8 @@ func hlb20(ctx context.Context, r *run) error {
 	r.remark("%s", syntheticDemands)
 	r.remark("The text does not state the round trips. Their deviation here is a fifth of the " +
 		"mean, lognormal and independent for each packet. A flow counts as established when " +
-		"its client has answered, so counts are late by a round trip, and new flows go to the " +
-		"same server for so long.")
+		"its client has answered. So counts are late by a round trip, and in that time new " +
+		"flows go to the same server.")
 	return nil
 }
 
@@ -237,7 +238,9 @@ func hlb23(ctx context.Context, r *run) error {
 	}
 	r.draw(over)
 	r.draw(chart.Chart{
-		Title: "Weights that HLB gives the powerful servers over the others", X: chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "ratio of weights"},
+		Title:  "Weights that HLB gives the powerful servers over the others",
+		X:      chart.Axis{Label: "time, s"},
+		Y:      chart.Axis{Label: "ratio of weights"},
 		Series: []chart.Series{{Name: "HLB", Points: weights.points()}},
 	})
 	before, after := weights.mean(change/2, change), weights.mean(seconds-change, seconds)

@@ -16,8 +16,9 @@ import (
 // placement.Weights.Norm. The paper divides by the sum.
 var hlbNorms = []struct{ name, parameter string }{{"over the sum", ""}, {"over the mean", "mean"}}
 
-const normsDiffer = "The paper's formula has durations over their sum, so that with 128 servers all weights exp(-μ) are within about 1% of each other. " +
-	"Divided by their mean instead, the weights differ more."
+const normsDiffer = "The paper's formula divides durations by their sum. So with 128 servers, all " +
+	"weights exp(-μ) are within about 1% of each other. If durations are divided by their mean, " +
+	"the weights differ more."
 
 // weighing is the placement HLB on one balancer, with the methods that a sample calls.
 type weighing interface {
@@ -38,7 +39,9 @@ func weighings(w sim.World, see func(server int32, at weighing)) {
 // weightRatios simulates HLB. For each cluster it returns the weights of the second half of the
 // servers, divided by those of the first half. Both are sums over all samples and runs. norm is by
 // what durations are divided (placement.Weights.Norm): by default their sum, as the paper prints.
-func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load float64, norm string) ([]float64, error) {
+func (r *run) weightRatios(
+	ctx context.Context, clusters []hlbCluster, load float64, norm string,
+) ([]float64, error) {
 	hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Norm = norm })
 	if err != nil {
 		return nil, err
@@ -52,7 +55,9 @@ func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load floa
 			c.Sample = func(_ int, _ float64, world sim.World) {
 				mu.Lock()
 				defer mu.Unlock()
-				weighings(world, func(s int32, at weighing) { sums[i][world.Server(s).Group] += at.Weight(s) })
+				weighings(world, func(s int32, at weighing) {
+					sums[i][world.Server(s).Group] += at.Weight(s)
+				})
 			}
 		}
 	}

@@ -32,7 +32,9 @@ type churn struct {
 // For each depth, it follows a connection at each place, which is an entry of the table. A
 // connection is lost for good when its server is not in the history of its place: its next packet
 // is answered by a reset.
-func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int) (*churn, error) {
+func reconfigure(
+	ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int,
+) (*churn, error) {
 	rng := rand.New(rand.NewPCG(seed, experiment))
 	// There are names for all servers that are ever inserted.
 	servers := resiliencyServers(shellServers+changes, int(experiment))
@@ -143,7 +145,8 @@ func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, 
 	experiments, changes := pick(r, 2, 5), pick(r, 60, 200)
 	results := make([]*churn, len(buckets)*experiments)
 	err := r.each(ctx, len(results), func(ctx context.Context, i int) (err error) {
-		results[i], err = reconfigure(ctx, r.Seed, uint64(i%experiments), buckets[i/experiments], changes, depths)
+		experiment := uint64(i % experiments)
+		results[i], err = reconfigure(ctx, r.Seed, experiment, buckets[i/experiments], changes, depths)
 		return err
 	})
 	if err != nil {
@@ -201,11 +204,11 @@ func calibrate(infinite []float64, probability float64) float64 {
 }
 
 func churnChart(title string, log bool) chart.Chart {
-	c := chart.Chart{Title: title, X: chart.Axis{Label: "reconfigurations, n"}, Y: chart.Axis{Label: "probability of a reset"}}
-	if log {
-		c.Y = chart.Axis{Label: "probability of a reset", Log: true}
+	return chart.Chart{
+		Title: title,
+		X:     chart.Axis{Label: "reconfigurations, n"},
+		Y:     chart.Axis{Label: "probability of a reset", Log: log},
 	}
-	return c
 }
 
 // against returns a series of values against the number of reconfigurations.
@@ -237,14 +240,16 @@ func shell6(ctx context.Context, r *run) error {
 	r.draw(infinite)
 	r.draw(bounded)
 	r.draw(kept)
-	const why = "durations and rates of the paper are from figures of two others; here durations are exponential, with the mean that gives 5% for h = 1"
+	const why = "the paper takes durations and rates from figures of two other papers; here " +
+		"durations are exponential, with the mean that gives 5% for h = 1"
 	for i, depth := range depths[1:] {
 		r.atMost(fmt.Sprintf("resets of connections that end, h = %d", depth), "0.01", last[i+1],
 			stated, why)
 	}
-	changed := finite(c.kept[1], calibrate(c.kept[0], 0.05))
+	second := finite(c.kept[1], calibrate(c.kept[0], 0.05)) // with h = 2, as in the third chart
 	r.remark(
-		"Durations are such that without history, h = 1, 5%% are reset, the paper's lower bound.")
+		"The mean duration is such that without a history (h = 1) 5%% of the connections are " +
+			"reset, which is the paper's lower bound.")
 	r.remark(
 		"At the paper's median rate of 13.5 reconfigurations a minute, that mean is %.1f s: a "+
 			"connection sees %.1f of them.", 60/13.5*q/(1-q), q/(1-q))
@@ -252,7 +257,7 @@ func shell6(ctx context.Context, r *run) error {
 		"reconfiguration, whether the place changed or not, since it drops duplicates only "+
 		"after it moved all entries down. The third chart drops duplicates first, as Segue "+
 		"does. Then %.2f%% of the connections that end are reset with h = 2.",
-		100*changed[len(changed)-1])
+		100*second[len(second)-1])
 	return nil
 }
 
@@ -275,7 +280,7 @@ func shell7(ctx context.Context, r *run) error {
 	}
 	r.draw(infinite)
 	r.draw(bounded)
-	r.remark("The text names B = %d only, whose number is in figure 6. The other numbers of "+
-		"buckets are ours.", named)
+	r.remark("The text states only B = %d, which figure 6 also has. The other numbers of buckets "+
+		"are ours.", named)
 	return nil
 }

@@ -28,8 +28,10 @@ func steady(load float64, threshold int) (*model.Steady, error) {
 	return model.SRc(load, 1, threshold)
 }
 
-// loadCurves draws a value of each policy against the load.
-func loadCurves(title, label string, top float64, value func(*model.Steady) (float64, error)) (chart.Chart, error) {
+// loadCurves draws a value of each policy against the load. top is the end of the vertical axis.
+func loadCurves(
+	title, label string, top float64, value func(*model.Steady) (float64, error),
+) (chart.Chart, error) {
 	c := chart.Chart{
 		Title: title,
 		X:     chart.Axis{Label: "load λ", Min: 0, Max: 1},
@@ -235,8 +237,8 @@ func figure8d(_ context.Context, r *run) error {
 	}
 	r.draw(c)
 	r.remark(
-		"That SRc is never worse than SC is theorem 1 of the paper, which is proved. So it is " +
-			"a test of package model, and no comparison.")
+		"Theorem 1 of the paper, which is proved, states that SRc is never worse than SC. So a " +
+			"test of package model checks it, and no comparison is made here.")
 	return nil
 }
 

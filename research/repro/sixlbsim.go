@@ -16,7 +16,10 @@ import (
 )
 
 // sixLBLoads are the 20 loads of section VI-B2. They include the loads that the text names.
-var sixLBLoads = []float64{0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.71, 0.75, 0.79, 0.83, 0.87, 0.89, 0.91, 0.93, 0.95, 0.98}
+var sixLBLoads = []float64{
+	0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.71, 0.75, 0.79, 0.83, 0.87, 0.89, 0.91,
+	0.93, 0.95, 0.98,
+}
 
 // oneBatch is the number of the papers' runs: one batch of queries for each load.
 const oneBatch = 1
@@ -264,7 +267,8 @@ func figure11b(ctx context.Context, r *run) error {
 	}
 	r.draw(c)
 	at := func(m int) float64 { return means[slices.Index(sizes, m)] }
-	const why = "which servers are favoured follows from the paper's names of servers, which the text does not state"
+	const why = "the names of the servers determine which of them get larger shares; the text does " +
+		"not state the paper's names"
 	r.atMost("SR4 with M = 256 / SC", "1", at(256)/single, stated, why)
 	r.atLeast("SR4 with M = 128 / SC", "1", at(small)/single, stated, why)
 	r.alike("SR4 with M = 2048 / M = 65536", at(2048)/at(65536),
@@ -318,7 +322,8 @@ func (r *run) feedbackByInterval(ctx context.Context, t testbed, rho float64) er
 	intervals := []time.Duration{200 * ms, 400 * ms, 600 * ms, 800 * ms, 1000 * ms}
 	contenders := []contender{srDynamic}
 	for _, interval := range intervals {
-		contenders = append(contenders, contender{feedback.name, func(testbed) placement.Spec { return feedbackEvery(interval) }})
+		every := func(testbed) placement.Spec { return feedbackEvery(interval) }
+		contenders = append(contenders, contender{feedback.name, every})
 	}
 	results, err := r.sweep(ctx, t, contenders, []float64{rho}, pick(r, 4, 10))
 	if err != nil {
@@ -379,6 +384,7 @@ func figure11f(ctx context.Context, r *run) error {
 	r.before("SRdyn", "SC, constant jobs", mean(1, 0), mean(0, 0), "")
 	r.before("SRdyn", "SC, most skewed jobs", mean(1, last), mean(0, last), "")
 	r.before("SRdyn", "round-robin, most skewed jobs", mean(1, last), mean(2, last), "")
-	r.remark("The rate is that of ρ = 0.71 for exponential jobs. As the median is kept, the mean of the jobs, and with it the load, grows with their deviation.")
+	r.remark("The rate is that of ρ = 0.71 for exponential jobs. The median of the jobs is " +
+		"constant, so their mean, and with it the load, grows with their deviation.")
 	return nil
 }

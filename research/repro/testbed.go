@@ -68,17 +68,22 @@ var (
 	}}
 	roundRobin = contender{"round-robin", func(testbed) placement.Spec { return &placement.RoundRobin{} }}
 	// feedback polls every 200 ms, as section VI-B7 of 6LB.
-	feedback = contender{"feedback", func(testbed) placement.Spec { return feedbackEvery(200 * time.Millisecond) }}
+	feedback = contender{"feedback", func(testbed) placement.Spec {
+		return feedbackEvery(200 * time.Millisecond)
+	}}
 	// hunters are the contenders of most figures. Functions rely on their order.
 	hunters = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
 )
 
+// feedbackEvery returns round-robin by weights from polls of the servers, as in 6LB.
 func feedbackEvery(interval time.Duration) placement.Spec {
-	return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: interval}, Formula: placement.Formula6LB}
+	return &placement.WeightedRoundRobin{
+		Polled: placement.Polled{Interval: interval}, Formula: placement.Formula6LB,
+	}
 }
 
-// config is a batch of queries to empty servers, at a number of queries per second. All of them
-// are measured.
+// config returns the configuration of a batch of queries to empty servers, at a rate in queries per
+// second. All queries are measured.
 func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
 	method, policy, err := c.spec(t).Build()
 	if err != nil {
@@ -122,7 +127,9 @@ func (r *run) simulateBatches(ctx context.Context, b *batches, runs int) ([]*sim
 }
 
 // sweep simulates contenders at several loads. It returns the results by contender and load.
-func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, loads []float64, runs int) ([][]*sim.Result, error) {
+func (r *run) sweep(
+	ctx context.Context, t testbed, contenders []contender, loads []float64, runs int,
+) ([][]*sim.Result, error) {
 	var b batches
 	for _, c := range contenders {
 		for _, rho := range loads {
@@ -137,7 +144,9 @@ func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, load
 }
 
 // meanChart draws the mean response times of a sweep.
-func (r *run) meanChart(title string, contenders []contender, loads []float64, results [][]*sim.Result) chart.Chart {
+func (r *run) meanChart(
+	title string, contenders []contender, loads []float64, results [][]*sim.Result,
+) chart.Chart {
 	c := chart.Chart{
 		Title: title,
 		X:     chart.Axis{Label: "load of the processors, ρ", Max: 1},
@@ -165,9 +174,11 @@ func (r *run) dispersed(results []*sim.Result, rho float64) {
 	r.before("largest deviation of the others", at, deviation, results[0].Response.Deviation(), "")
 }
 
-// distributions draws the response times of contenders at one load, up to the 98th percentile of
-// the first contender.
-func (r *run) distributions(ctx context.Context, t testbed, contenders []contender, rho float64, runs int) ([]*sim.Result, error) {
+// distributions draws the distributions of the contenders' response times at one load, up to the
+// 98th percentile of the first contender. It returns the results.
+func (r *run) distributions(
+	ctx context.Context, t testbed, contenders []contender, rho float64, runs int,
+) ([]*sim.Result, error) {
 	results, err := r.sweep(ctx, t, contenders, []float64{rho}, runs)
 	if err != nil {
 		return nil, err

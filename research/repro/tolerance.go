@@ -39,12 +39,13 @@ var Rules = []struct {
 	{PrintedDigits, "half a unit of the last digit that the paper prints, for computed numbers"},
 	{
 		MonteCarlo,
-		"the printed digits, and the 95% confidence interval of the difference between the mean of the runs here " +
-			"and the mean of as many runs as the paper has",
+		"the printed digits, and the 95% confidence interval of the difference between the mean " +
+			"of the runs here and the mean of as many runs as the paper has",
 	},
 	{
 		Drawing,
-		"5%, within which two curves of a drawing look alike, where the text says equal, close or different without a number",
+		"5%, within which two curves of a drawing look alike, where the text says equal, close or " +
+			"different without a number",
 	},
 	{Stated, "nothing, for orders and bounds"},
 }
@@ -171,7 +172,8 @@ func (r *run) check(
 ) {
 	claim := Claim{relation, mustParse(paper)}
 	r.add(Check{
-		Quantity: quantity, Paper: claim, Measured: measured, Rule: by.rule, Tolerance: by.tolerance(claim, paper), Note: note,
+		Quantity: quantity, Paper: claim, Measured: measured,
+		Rule: by.rule, Tolerance: by.tolerance(claim, paper), Note: note,
 	})
 }
 
