@@ -41,7 +41,7 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 		s.low, s.high = s.logBounds()
 	default:
 		if s.low > 0 && s.low < s.high/2 {
-			s.low = 0
+			s.low = 0 // the values use at least half of the axis
 		}
 		s.high += 0.03 * (s.high - s.low)
 	}
@@ -141,9 +141,10 @@ func (s *scale) ticks(most int) []tick {
 // If there are too many, it leaves some out.
 func (s *scale) logTicks(most int) []tick {
 	factors := logFactors
-	if 3*(s.high-s.low) > float64(most) {
+	if float64(len(logFactors))*(s.high-s.low) > float64(most) {
 		factors = []float64{1}
 	}
+	// From one decade with ticks to the next.
 	step := max(1, math.Ceil((s.high-s.low)/float64(most)))
 	var ticks []tick
 	for decade := math.Floor(s.low/step) * step; decade <= s.high; decade += step {

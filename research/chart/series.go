@@ -154,6 +154,7 @@ func (p *plot) barWidth() float64 {
 	return min(60, 0.8*(p.x.at(1)-p.x.at(0))/float64(p.barCount()))
 }
 
+// bar draws the bar of a point, from 0 to its value.
 func (p *plot) bar(i int, point Point) {
 	wide := p.barWidth()
 	x, y, base := p.x.at(point.X)+p.offset(i)-wide/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))

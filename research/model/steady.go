@@ -105,6 +105,8 @@ func (s *Steady) arrivals(n int) float64 {
 	return arrivals(s.Load, s.Cores, s.Threshold, s.second, n)
 }
 
+// arrivals returns the rate of flows to a server with n flows. second is the probability that a
+// flow is passed on to its second server.
 func arrivals(load float64, cores, threshold int, second float64, n int) float64 {
 	rate := load * float64(cores)
 	if n < threshold {

@@ -224,6 +224,7 @@ type chain struct {
 	out []float64
 }
 
+// add adds a transition, unless its rate is 0.
 func (c *chain) add(from, to int, rate float64) {
 	if rate > 0 {
 		c.in[to] = append(c.in[to], transition{from, rate})

@@ -288,6 +288,7 @@ func cumulated(runs []*testbed.Run, from source, longest float64) (points []char
 // shareOf returns the share of the requests that took at most a time. Between the points of a
 // distribution it interpolates.
 func shareOf(d []testbed.DistributionPoint, seconds float64) float64 {
+	// i is the index of the first point after the time.
 	i, _ := slices.BinarySearchFunc(d, seconds, func(p testbed.DistributionPoint, t float64) int {
 		if p.Seconds <= t {
 			return -1

@@ -169,6 +169,7 @@ func (c *content) addSections(f *folder) error {
 	return nil
 }
 
+// inline draws figures as elements of the page.
 func inline(figures []figure) (svgs []template.HTML) {
 	for i := range figures {
 		// package chart has escaped all text
@@ -177,6 +178,7 @@ func inline(figures []figure) (svgs []template.HTML) {
 	return svgs
 }
 
+// addClaims adds the claims with their verdicts, and counts them.
 func (c *content) addClaims() {
 	text := func(v *float64) string {
 		if v == nil {
@@ -255,6 +257,7 @@ func (f *folder) rows() (rows []row) {
 	return rows
 }
 
+// rowOf sums up the runs of a case at a point.
 func (f *folder) rowOf(runs []*testbed.Run) row {
 	r := row{Runs: len(runs)}
 	r.Times = timesOf(runs, measured, f.measured(), f.unit())

@@ -144,6 +144,7 @@ const unknown = "–"
 // value is a value of a table, with half its confidence interval if it is known.
 type value struct{ Number, Half string }
 
+// valueOf formats an estimate. ok tells whether there is one.
 func valueOf(e sim.Estimate, ok bool) value {
 	switch {
 	case !ok || math.IsNaN(e.Value):

@@ -96,6 +96,7 @@ func check(r *testbed.Results) error {
 	return nil
 }
 
+// checkRun returns the first value of a run that a report cannot show.
 func checkRun(r *testbed.Results, run *testbed.Run) error {
 	switch {
 	case !slices.Contains(r.Cases, run.Case):

@@ -23,6 +23,7 @@ type table struct {
 	row    []string
 }
 
+// newTable reads the names of the columns.
 func newTable(path string, in io.Reader) (*table, error) {
 	t := &table{path: path, reader: csv.NewReader(in)}
 	header, err := t.reader.Read()

@@ -122,15 +122,15 @@ func hlb12(ctx context.Context, r *run) error {
 		}
 		r.shorter(c, 1, "LSQ", "SED", ", 2x, 90%")
 		r.shorter(c, 2, "LSQ", "SED", ", 4x, 90%")
-		times := c.of(2, "SED").Estimate(func(run *sim.RunResult) float64 {
+		ratio := c.of(2, "SED").Estimate(func(run *sim.RunResult) float64 {
 			sums := halves(run, func(s *sim.ServerUse) float64 { return float64(s.Connections) })
 			return sums[1] / sums[0]
 		})
 		r.about(
 			"flows that SED gives the powerful half over the others, 4x, 90%",
 			"12.14",
-			times.Value,
-			sampled(times, r.hlbRuns(), hlbPaperRuns),
+			ratio.Value,
+			sampled(ratio, r.hlbRuns(), hlbPaperRuns),
 			"with 12.14 the powerful half would have more than it can serve",
 		)
 	}

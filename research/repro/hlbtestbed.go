@@ -59,7 +59,8 @@ func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Conf
 	}
 	for i, cpus := range []int32{2, 2, 2, 2, 4, 4, 4} {
 		c.Servers = append(c.Servers, sim.Server{
-			Name: fmt.Sprintf("server-%d", i), Group: cpus/2 - 1, CPUs: cpus, Speed: 1, IOSpeed: 1,
+			Name: fmt.Sprintf("server-%d", i), CPUs: cpus, Speed: 1, IOSpeed: 1,
+			Group:      cpus/2 - 1, // 0 for two processors, 1 for four
 			Discipline: sim.ProcessorSharing, Workers: 32, Backlog: 128,
 		})
 	}

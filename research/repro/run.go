@@ -62,6 +62,7 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 	return outcomes, store.writePage(store.withOthers(outcomes))
 }
 
+// makeOne makes a figure, unless its result is stored.
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
 	if result, ok := s.load(figure.Name); ok {
 		// The files may have been removed.

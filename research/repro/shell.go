@@ -126,6 +126,7 @@ func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
 	return h
 }
 
+// push applies the next table.
 func (h *printedHistory) push(t *tables.Table) {
 	for place, server := range t.Rows {
 		column := h.columns[place]

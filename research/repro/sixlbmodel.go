@@ -64,6 +64,7 @@ func always(value func(*model.Steady) float64) func(*model.Steady) (float64, err
 	return func(s *model.Steady) (float64, error) { return value(s), nil }
 }
 
+// figure8a draws the mean response times of the model, with marks of simulations.
 func figure8a(ctx context.Context, r *run) error {
 	c, err := loadCurves("Expected response time", "E[T], mean service times", 10, always((*model.Steady).MeanResponse))
 	if err != nil {
@@ -311,6 +312,7 @@ func figure8f(_ context.Context, r *run) error {
 	return nil
 }
 
+// figure9 draws the probability that a server passes a flow on to one with more flows.
 func figure9(_ context.Context, r *run) error {
 	c, err := loadCurves("Wrongful rejections", "probability p_w", 0.2, always((*model.Steady).WrongfullyRejected))
 	if err != nil {

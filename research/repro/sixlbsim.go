@@ -123,6 +123,7 @@ func figure10b(ctx context.Context, r *run) error {
 	return r.loadsOverTime(ctx, sixLBTestbed, hunters, 0.89)
 }
 
+// figure10c draws the distributions of response times at a light and a heavy load.
 func figure10c(ctx context.Context, r *run) error {
 	runs := pick(r, 4, 10)
 	light, err := r.distributions(ctx, sixLBTestbed, hunters, 0.71, runs)

@@ -35,6 +35,7 @@ type record struct {
 	Result Result
 }
 
+// openStore makes the directory of the figures, unless it exists.
 func openStore(s Settings) (*store, error) {
 	code, err := digestOfProgram()
 	if err != nil {

@@ -162,6 +162,7 @@ func (r *run) equal(quantity string, ratio sim.Estimate, note string) {
 	})
 }
 
+// check adds a check of a measured value. paper is the number as the paper prints it.
 func (r *run) check(
 	quantity string,
 	relation Relation,

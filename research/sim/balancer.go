@@ -409,6 +409,7 @@ type probe struct {
 	load             Load
 }
 
+// probe sends a probe from a balancer to a server.
 func (e *engine) probe(balancer int, server int32) {
 	p := probe{balancer: int32(balancer), server: server}
 	i := int32(len(e.probes))

@@ -64,6 +64,7 @@ type flowList struct{ head, tail, n int32 }
 
 func newFlowList() flowList { return flowList{head: none, tail: none} }
 
+// append puts a flow at the end of a list.
 func (e *engine) append(l *flowList, f int32) {
 	e.flows[f].next = none
 	if l.n == 0 {

@@ -23,6 +23,8 @@ func (e *engine) change(event *Event, index int32) {
 	}
 }
 
+// changeServer applies the part of an event that does not wait for the detection. A drain has no
+// such part.
 func (e *engine) changeServer(s int32, kind EventKind) {
 	switch kind {
 	case ServerAdd:

@@ -66,6 +66,7 @@ func (e *engine) watchWindow() {
 	}
 }
 
+// openWindow begins to measure: all sums start at 0.
 func (e *engine) openWindow() {
 	m := &e.meter
 	e.measureAll()

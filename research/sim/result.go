@@ -87,6 +87,7 @@ type batches struct {
 
 const mostBatches = 64
 
+// add adds a value, and begins a new batch when one is complete.
 func (b *batches) add(x float64) {
 	b.sum += x
 	b.count++

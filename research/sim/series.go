@@ -41,6 +41,7 @@ func (s *series) end() float64 { return float64(s.ended+1) * s.every }
 // present interval goes on.
 func (s *series) restart(at integrals) { s.mark = s.mark.minus(at) }
 
+// minus returns the difference of all integrals.
 func (i integrals) minus(other integrals) integrals {
 	return integrals{
 		i.sum - other.sum, i.squares - other.squares, i.instant - other.instant, i.servers - other.servers,

@@ -100,6 +100,7 @@ func (e *engine) addServers(seed uint64) error {
 	return nil
 }
 
+// addStation adds a station of a server. shared tells that its processors are shared.
 func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64) {
 	at := int32(len(e.stations))
 	e.stations = append(e.stations, station{

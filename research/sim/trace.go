@@ -229,6 +229,7 @@ type traceSource struct {
 	last      float64
 }
 
+// Next reads the next line. The flow of a line with an earlier time arrives with the one before.
 func (s *traceSource) Next() (next Arrival, ok bool) {
 	if !s.lines.scan() {
 		return Arrival{}, false

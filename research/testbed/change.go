@@ -76,7 +76,7 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 
 // service returns the service of the run's case.
 func (p planned) service() lab.Service {
-	services := p.topology("x").Services
+	services := p.topology(notBuilt).Services
 	i := slices.IndexFunc(services, func(s lab.Service) bool { return s.Name == p.Case.Name })
 	return services[i]
 }

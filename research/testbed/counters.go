@@ -46,6 +46,7 @@ func (b *rig) count(p planned) (*counts, error) {
 	return c, nil
 }
 
+// addBalancer adds the counts of one balancer.
 func (c *counts) addBalancer(instance string, p planned) error {
 	view, err := inspect.OpenView(instance)
 	if err != nil {

@@ -300,7 +300,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 			errs.Addf(path, format, args...)
 		}
 	}
-	own, known := axisOf[e.Kind]
+	own, known := axisOf[e.Kind] // own is empty if the kind has no axis of its own
 	require(e.Title != "", "title", "required")
 	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least, infer or hlb")
 	require(known, "kind", "must be load, change, hold, day or forward")
@@ -504,7 +504,7 @@ func (e *Experiment) refusedByLab() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {
-			if err := s.at(point).topology("check").Validate(); err != nil {
+			if err := s.at(point).topology(notBuilt).Validate(); err != nil {
 				errs.Addf("", "at the point %v: %v", point, err)
 				return errs
 			}

@@ -31,6 +31,7 @@ type sampler struct {
 	err error
 }
 
+// startSampler starts to read the loads of the servers of a run.
 func (b *rig) startSampler(p planned) *sampler {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sampler{cancel: cancel, done: make(chan struct{})}

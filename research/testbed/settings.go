@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -184,6 +185,9 @@ func (s settings) byTheClock(emulated time.Duration) time.Duration {
 	return time.Duration(float64(emulated) / s.Speed)
 }
 
+// notBuilt is the name of a lab that is never built, because only its topology is of interest.
+const notBuilt = "x"
+
 // topology returns the lab of the settings. Each case is a service with a VIP of its own.
 func (s settings) topology(name string) lab.Topology {
 	t := lab.DefaultTopology()
@@ -310,12 +314,11 @@ func (s settings) urls(c Case) (urls []string) {
 	url := func(address netip.Addr) string {
 		return fmt.Sprintf("http://%s%s", netip.AddrPortFrom(address, port), path)
 	}
-	for i, other := range s.Cases {
-		if other.Name == c.Name && !c.Direct {
-			return []string{url(vip(i))}
-		}
+	if !c.Direct {
+		i := slices.IndexFunc(s.Cases, func(other Case) bool { return other.Name == c.Name })
+		return []string{url(vip(i))}
 	}
-	for _, spec := range s.topology("direct").Specs() {
+	for _, spec := range s.topology(notBuilt).Specs() {
 		if spec.Role == lab.RoleServer {
 			urls = append(urls, url(spec.IPv6))
 		}

@@ -98,6 +98,8 @@ func (p planned) network() (n sim.Network) {
 	return n
 }
 
+// simulatedServers returns the servers of a run for the simulator. They have the speeds of the
+// file, because the simulator works in emulated time.
 func (p planned) simulatedServers() (servers []sim.Server) {
 	for i := 1; i <= p.present; i++ {
 		e := p.Emulated.Of(serverName(i))

@@ -84,6 +84,7 @@ func openStore(directory string, s settings, text []byte, full bool) (st *store,
 	return st, nil
 }
 
+// newResults returns results without runs.
 func newResults(s settings, text []byte, full bool) Results {
 	r := Results{
 		Experiment: s.Name, Title: s.Title, Paper: s.Paper, About: s.About, Text: string(text),
@@ -182,6 +183,7 @@ func (s *store) judge() {
 	}
 }
 
+// write judges the claims, and writes the file of the results.
 func (s *store) write() error {
 	s.judge()
 	text, err := json.MarshalIndent(&s.results, "", " ")

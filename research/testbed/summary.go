@@ -74,7 +74,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 func (s *Summary) addShares(run *Run) {
 	s.FromEven = max(s.FromEven, run.FromEven())
 	for i, share := range run.Shares {
-		if s.Seeds == 1 && i == 0 {
+		if s.Seeds == 1 && i == 0 { // the first server of the first run
 			s.Fewest = share.Responses
 		}
 		s.Fewest, s.Most = min(s.Fewest, share.Responses), max(s.Most, share.Responses)

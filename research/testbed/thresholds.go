@@ -33,6 +33,7 @@ func (b *rig) resetThresholds(ctx context.Context, p planned) error {
 	return group.Wait()
 }
 
+// resetThreshold gives one agent the policy never for the service, and then its own policy again.
 func (b *rig) resetThreshold(ctx context.Context, n *lab.Node, service string) error {
 	other := n.AgentConfig()
 	for i := range other.Services {

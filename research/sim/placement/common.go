@@ -141,6 +141,7 @@ type tableOf struct {
 	table      *tables.Table
 }
 
+// build builds the table for the live servers.
 func (t *tableOf) build() (err error) {
 	if t.candidates == 0 {
 		return nil

@@ -74,6 +74,7 @@ func (w *Weights) validate() error {
 	)
 }
 
+// speeds returns the estimator of HLB with these parameters.
 func (w *Weights) speeds(servers int) *infer.Speeds {
 	o := infer.Options{FixedNoise: w.FixedNoise}
 	if w.Norm == "mean" {

@@ -135,6 +135,7 @@ func (d decider) Decide(own sim.Load, offer *sim.Offer) int32 {
 	return offer.At + 1
 }
 
+// acceptLoad returns a load as accept policies know it. A capacity of 0 stands for none.
 func acceptLoad(l sim.Load, capacity uint32) accept.Load {
 	if capacity == 0 {
 		capacity = accept.NoCapacity
@@ -314,6 +315,7 @@ func (p *reported) load(server int32) float64 {
 	return p.mean + (last.load-p.mean)*math.Exp((last.when-p.b.Now())/p.age)
 }
 
+// report stores a load that a server reported.
 func (p *reported) report(server int32, load *sim.Load) {
 	if p.ignoresIdle {
 		load.Open, load.Idle = load.Open-load.Idle, 0

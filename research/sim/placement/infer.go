@@ -109,6 +109,7 @@ func (p *inferring) Place(f *sim.Flow, offer *sim.Offer) {
 	p.placed(f, best)
 }
 
+// placed counts a flow as new on a server.
 func (p *inferring) placed(f *sim.Flow, server int32) {
 	state, _ := infer.Null.Next(infer.Open)
 	mark(f, state, server)

@@ -34,6 +34,7 @@ type leastQueue struct {
 	open *sim.Counts
 }
 
+// choose returns a server with the fewest flows, or -1 if there is no server.
 func (p *leastQueue) choose() int32 {
 	least := p.open.Least()
 	if len(least) == 0 {

@@ -97,6 +97,7 @@ func marked(f *sim.Flow) (state infer.State, server int32) {
 	return state, int32(f.Mark >> stateBits)
 }
 
+// placed notes that a flow was offered to a server.
 func (t *tally) placed(f *sim.Flow, server int32) {
 	state, _ := infer.Null.Next(infer.Open)
 	mark(f, state, server)

@@ -75,6 +75,7 @@ type prequal struct {
 	sorted [recentAnswers]int32
 }
 
+// Place chooses among the answers in the pool. Then it removes answers and sends probes.
 func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 	if len(p.b.Live) == 0 {
 		return

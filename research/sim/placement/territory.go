@@ -156,6 +156,7 @@ func (p *learnedTerritory) apply() {
 	}
 }
 
+// add changes the number of flows on a server, and records what can be learned from that.
 func (p *learnedTerritory) add(server int32, by float64) {
 	p.had(server)
 	if by < 0 {

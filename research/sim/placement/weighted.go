@@ -168,6 +168,7 @@ type Formula string
 // of 32 (6LB, footnote 7).
 const Formula6LB Formula = "6lb"
 
+// weight returns the weight of a server that has reported a load.
 func (f Formula) weight(load sim.Load) float64 {
 	if f == Formula6LB {
 		busy := float64(load.Busy) / 32
@@ -198,6 +199,7 @@ type weightedRoundRobin struct {
 	now     float64   // the last turn that a server took
 }
 
+// Place takes the server whose turn comes first.
 func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	best := int32(-1)
 	for _, s := range p.b.Live {

@@ -28,6 +28,7 @@ type target struct {
 	of   []int32
 }
 
+// events reads the events of a case, and leaves it to consequences to replay them.
 func (m *merger) events(r *RunnableCase) {
 	events, path := section[*[]Event](m, "Events")
 	if events == nil {
@@ -143,6 +144,7 @@ type cluster struct {
 	balancers []presence
 }
 
+// newCluster returns the state before all events.
 func newCluster(c *sim.Config) *cluster {
 	presentUnless := func(absent bool) presence {
 		if absent {

@@ -268,6 +268,7 @@ func combine(left expression, op string, right expression) (expression, error) {
 	return e, nil
 }
 
+// factor reads a factor of the grammar.
 func (p *parser) factor() (expression, error) {
 	w := p.next()
 	if w == "" {

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
+// jobs reads the jobs of a case.
 func (m *merger) jobs(r *RunnableCase) {
 	c := r.Config
 	section, path := section[*[]Job](m, "Jobs")
@@ -273,6 +274,7 @@ func (m *merger) loadable(path string, c *sim.Config) bool {
 	return len(m.errs) == 0
 }
 
+// curve reads the curve of a rate, which is nil if the rate is constant.
 func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	m.require(p.Diurnal == nil || p.Curve == nil, path, "diurnal and curve exclude each other")
 	if d := p.Diurnal; d != nil {
@@ -298,6 +300,7 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	return points
 }
 
+// trace reads a trace. If the scenario sets a load, it computes the speed for it.
 func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFormat) sim.Arrivals {
 	if t.File == "" {
 		m.failf(path+".file", "is required")

@@ -175,6 +175,7 @@ func given[T any](value *T, otherwise T) T {
 	return *value
 }
 
+// join returns the path of a field in a section. The path of the whole file is empty.
 func join(path, name string) string {
 	if path == "" {
 		return name
@@ -182,6 +183,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
+// servers reads the groups of servers.
 func (m *merger) servers(r *RunnableCase) {
 	section, path := section[*[]Servers](m, "Servers")
 	groups := given(section, nil)
