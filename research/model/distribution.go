@@ -116,17 +116,21 @@ func CompareServers(x, limit float64, cores, threshold int) (Saving, error) {
 		return Saving{}, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
 	}
 	if idle := -math.Log1p(-x / 100); !(limit > idle*1.0001) || limit > 1e4 {
-		return Saving{}, fmt.Errorf("limit of %.4g service times: must be above %.4g, the percentile of an idle server, and at most 10000",
-			limit, idle)
+		return Saving{}, fmt.Errorf("limit of %.4g service times: must be above %.4g, "+
+			"the percentile of an idle server, and at most 10000", limit, idle)
 	}
 	if _, err := SRc(0.5, cores, threshold); err != nil {
 		return Saving{}, err
 	}
-	single, err := highestLoad(x, limit, func(load float64) (*Steady, error) { return SingleChoice(load, cores) })
+	single, err := highestLoad(x, limit, func(load float64) (*Steady, error) {
+		return SingleChoice(load, cores)
+	})
 	if err != nil {
 		return Saving{}, err
 	}
-	load, err := highestLoad(x, limit, func(load float64) (*Steady, error) { return SRc(load, cores, threshold) })
+	load, err := highestLoad(x, limit, func(load float64) (*Steady, error) {
+		return SRc(load, cores, threshold)
+	})
 	if err != nil {
 		return Saving{}, err
 	}

@@ -266,9 +266,11 @@ type move struct {
 func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []move {
 	var moves []move
 	if o.flows() < s.Room {
-		moves = append(moves, move{occupancy{o.known + 1, o.unknown}, known}, move{occupancy{o.known, o.unknown + 1}, unknown})
+		moves = append(moves,
+			move{occupancy{o.known + 1, o.unknown}, known},
+			move{occupancy{o.known, o.unknown + 1}, unknown})
 	}
-	share := s.Speeds[server] / float64(max(1, o.flows()))
+	share := s.Speeds[server] / float64(max(1, o.flows())) // the speed at which a flow is served
 	if o.known > 0 {
 		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, share * float64(o.known)})
 	}

@@ -60,7 +60,8 @@ func hlb2(ctx context.Context, r *run) error {
 			series := chart.Series{Name: rule.String(), Style: chart.Bars}
 			for i, scenario := range scenarios {
 				result, err := solve(model.TwoServers{
-					Speeds: [2]float64{2, 1}, Weights: scenario.weights, Load: 1, Observed: scenario.observed, Room: hlb2Room, Rule: rule,
+					Speeds: [2]float64{2, 1}, Weights: scenario.weights, Load: 1,
+					Observed: scenario.observed, Room: hlb2Room, Rule: rule,
 				})
 				if err != nil {
 					return err

@@ -62,7 +62,9 @@ func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, erro
 	c := &sim.Config{
 		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, h.balancers),
 		FlowTable: h.flowTable,
-		Network:   sim.Network{ClientBalancer: delay, BalancerServer: delay, ServerServer: delay, ServerClient: delay},
+		Network: sim.Network{
+			ClientBalancer: delay, BalancerServer: delay, ServerServer: delay, ServerClient: delay,
+		},
 		Jobs:      []sim.Job{{Share: 1, Stages: h.jobs}},
 		Arrivals:  sim.Poisson{Rate: h.rate(load)},
 		Placement: method, Connections: 80_000, Warmup: 0.25, Cooldown: 0.25, Timeout: 40, Silent: true,

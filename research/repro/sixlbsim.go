@@ -376,7 +376,8 @@ func figure11f(ctx context.Context, r *run) error {
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Marked}
 		for j, deviation := range deviations {
-			series.Points = append(series.Points, r.estimated(deviation, results[i*len(deviations)+j].Mean()))
+			result := results[i*len(deviations)+j]
+			series.Points = append(series.Points, r.estimated(deviation, result.Mean()))
 		}
 		c.Series = append(c.Series, series)
 	}

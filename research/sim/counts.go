@@ -15,7 +15,10 @@ type Counts struct {
 
 // NewCounts returns counts of n servers. All counts are 0, and no server is eligible.
 func NewCounts(n int) *Counts {
-	c := &Counts{count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n), boundary: make([]int32, 2, 64)}
+	c := &Counts{
+		count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n),
+		boundary: make([]int32, 2, 64), // of the counts 0 and 1
+	}
 	for s := range c.place {
 		c.place[s] = none
 	}

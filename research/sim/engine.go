@@ -246,7 +246,10 @@ func (e *engine) arrive() {
 
 // newborn returns a flow whose client has just sent the SYN.
 func newborn(key, number uint64, now float64) flow {
-	return flow{Flow: Flow{Key: key, Number: number, Server: none, transit: none}, sent: now, next: none, phase: underWay}
+	return flow{
+		Flow: Flow{Key: key, Number: number, Server: none, transit: none},
+		sent: now, next: none, phase: underWay,
+	}
 }
 
 // drawClass draws a class by the shares of the jobs.

@@ -35,14 +35,17 @@ type Prequal struct {
 
 // prequalDefaults returns the parameters of the paper's experiments.
 func prequalDefaults() *Prequal {
-	return &Prequal{Probes: 3, Remove: 1, Pool: 16, Age: time.Second, Quantile: math.Pow(2, -0.25), Delta: 1}
+	return &Prequal{
+		Probes: 3, Remove: 1, Pool: 16, Age: time.Second, Quantile: math.Pow(2, -0.25), Delta: 1,
+	}
 }
 
 // Build implements Spec.
 func (m *Prequal) Build() (sim.Method, sim.Policy, error) {
 	return m, latencyPolicy{}, errors.Join(
-		inRange("probes", m.Probes, 0.001, 100), inRange("remove", m.Remove, 0, 100), inRange("pool", m.Pool, 1, 1000),
-		inRange("age", m.Age, time.Millisecond, time.Hour), inRange("quantile", m.Quantile, 0, 1), inRange("delta", m.Delta, 0, 100),
+		inRange("probes", m.Probes, 0.001, 100), inRange("remove", m.Remove, 0, 100),
+		inRange("pool", m.Pool, 1, 1000), inRange("age", m.Age, time.Millisecond, time.Hour),
+		inRange("quantile", m.Quantile, 0, 1), inRange("delta", m.Delta, 0, 100),
 	)
 }
 

@@ -179,7 +179,10 @@ func (f Formula) weight(load sim.Load) float64 {
 
 // New implements sim.Method.
 func (m *WeightedRoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &weightedRoundRobin{poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b), turn: make([]float64, len(b.Servers))}
+	p := &weightedRoundRobin{
+		poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b),
+		turn: make([]float64, len(b.Servers)),
+	}
 	for s := range p.turn {
 		p.turn[s] = b.Rand.Float() / p.weight[s]
 	}

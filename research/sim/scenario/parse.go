@@ -127,7 +127,10 @@ func (b *builder) scenario(f *File) {
 
 // runnable adds a case.
 func (b *builder) runnable(path string, base *Sections, c *Case) {
-	m := merger{builder: b, path: path, base: reflect.ValueOf(base).Elem(), own: reflect.ValueOf(&c.Sections).Elem()}
+	m := merger{
+		builder: b, path: path,
+		base: reflect.ValueOf(base).Elem(), own: reflect.ValueOf(&c.Sections).Elem(),
+	}
 	r := RunnableCase{Name: c.Name, Config: &sim.Config{}}
 	m.servers(&r)
 	m.balancers(r.Config)

@@ -151,7 +151,10 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	if err != nil {
 		return nil, err
 	}
-	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results), Warnings: []string{}}
+	report := &Report{
+		Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results),
+		Warnings: []string{},
+	}
 	for i := range s.Cases {
 		of := s.Cases[i].report(results[i], s.Every)
 		report.Cases = append(report.Cases, of)
@@ -188,7 +191,8 @@ func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals in
 			}
 		}
 		if late > 0 {
-			warnings = append(warnings, fmt.Sprintf("case %s: %s.at %gs is after the last arrival in %d of %d runs, which was at %.6gs at the latest",
+			warnings = append(warnings, fmt.Sprintf("case %s: %s.at %gs is after the last arrival "+
+				"in %d of %d runs, which was at %.6gs at the latest",
 				c.Name, c.events[i], event.At, late, len(r.Runs), last))
 		}
 	}
