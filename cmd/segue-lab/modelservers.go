@@ -66,7 +66,8 @@ func (f *modelFlags) servers(
 	const rounding = 1e-6 // more than the rounding error of a whole number of servers
 	var rows []serversRow
 	for _, p := range policies {
-		saving, err := model.Save(percentile, limit.Seconds()/f.service.Seconds(), f.cores, p.threshold)
+		saving, err := model.CompareServers(
+			percentile, limit.Seconds()/f.service.Seconds(), f.cores, p.threshold)
 		if err != nil {
 			return fmt.Errorf("--limit %v: %w", limit, err)
 		}

@@ -26,14 +26,16 @@ type plot struct {
 	x, y      scale
 	title     []string // lines
 	xTicks    []tick
-	tickLines int // of the names on the horizontal axis
-	turned    bool
+	tickLines int       // of the names on the horizontal axis
+	turned    bool      // the names on the horizontal axis are turned
 	rows      [][]entry // of the legend
 
-	left, top, height float64
-	out               strings.Builder
+	left, top float64 // upper left corner of the area between the axes
+	height    float64 // of the whole chart
+	out       strings.Builder
 }
 
+// newPlot computes the positions of everything in a chart.
 func newPlot(c *Chart) *plot {
 	p := &plot{Chart: c}
 	xs, ys := p.values()
@@ -93,13 +95,15 @@ func (p *plot) values() (xs, ys []float64) {
 func (p *plot) nameTicks() {
 	p.tickLines = 1
 	p.xTicks = p.x.ticks(8)
-	for most := 7; most > 1 && len(p.X.Categories) == 0 && !p.fits(p.xTicks); most-- {
-		p.xTicks = p.x.ticks(most)
+	if len(p.X.Categories) == 0 {
+		for most := 7; most > 1 && !p.fits(p.xTicks); most-- {
+			p.xTicks = p.x.ticks(most)
+		}
 	}
 	if len(p.X.Categories) < 2 || p.fits(p.xTicks) {
 		return
 	}
-	room := p.x.at(1) - p.x.at(0) - 6
+	room := p.x.at(1) - p.x.at(0) - 6 // width for the name of a category
 	for _, name := range p.X.Categories {
 		lines := wrap(name, room, textSize)
 		p.tickLines = max(p.tickLines, len(lines))
@@ -197,7 +201,7 @@ type entry struct {
 	name   string
 	// kind tells that the entry stands for all series of a kind, whatever their colour.
 	kind bool
-	x    float64
+	x    float64 // left end
 }
 
 // sample is the width of the sample line of an entry, with the gap behind it.
@@ -222,8 +226,8 @@ func (p *plot) legendRows() (rows [][]entry) {
 	return rows
 }
 
-// entries returns the entries of the legend: the series without a kind, then the kinds. A chart of
-// one series without a name has no legend.
+// entries returns the entries of the legend: one for each series without a kind, and then one for
+// each kind. A chart of one series without a name has no legend.
 func (p *plot) entries() (entries []entry) {
 	for i, s := range p.Series {
 		if s.Kind == "" && (s.Name != "" || len(p.Series) > 1) {
@@ -240,6 +244,7 @@ func (p *plot) entries() (entries []entry) {
 	return entries
 }
 
+// legend draws the legend.
 func (p *plot) legend() {
 	top := p.height - 10 - float64(len(p.rows))*18
 	for i, row := range p.rows {
@@ -257,7 +262,7 @@ func (p *plot) legend() {
 	}
 }
 
-// sample draws how the series of an entry look.
+// sample draws a short piece of a line, a bar or a marker in the style of an entry's series.
 func (p *plot) sample(e entry, y float64) {
 	s := &p.Series[e.series]
 	switch s.Style {

@@ -11,12 +11,12 @@ import (
 // scale maps values to positions.
 type scale struct {
 	axis        *Axis
-	low, high   float64 // powers of ten if the axis is logarithmic
-	start, size float64
+	low, high   float64 // values at both ends; their decimal logarithms if the axis is logarithmic
+	start, size float64 // position of low, and distance from there to high
 }
 
-// newScale returns a scale for the values, or for the bounds that the axis sets. It adds some
-// margin, unless the scale is exact.
+// newScale returns a scale for the bounds that the axis sets, or otherwise for the values. In the
+// latter case it adds some margin, unless exact is true.
 func newScale(axis *Axis, values []float64, start, size float64, exact bool) scale {
 	s := scale{axis: axis, start: start, size: size}
 	if axis.Min != 0 || axis.Max != 0 {
@@ -41,17 +41,18 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 		s.low, s.high = s.logBounds()
 	default:
 		if s.low > 0 && s.low < s.high/2 {
-			s.low = 0
+			s.low = 0 // the values use at least half of the axis
 		}
 		s.high += 0.03 * (s.high - s.low)
 	}
 	return s
 }
 
-// logFactors are the multiples of powers of ten at which axes begin and end.
+// logFactors are the multiples of powers of ten at which logarithmic axes begin and end.
 var logFactors = []float64{1, 2, 5}
 
-// logBounds returns the multiples of powers of ten that enclose the values, as powers of ten.
+// logBounds returns the nearest multiples of powers of ten that enclose the values, as decimal
+// logarithms.
 func (s *scale) logBounds() (low, high float64) {
 	low, high = math.Inf(-1), math.Inf(1)
 	for decade := math.Floor(s.low) - 1; decade <= s.high+1; decade++ {
@@ -68,6 +69,8 @@ func (s *scale) logBounds() (low, high float64) {
 	return low, high
 }
 
+// decades returns the decimal logarithm of a value if the axis is logarithmic, and otherwise the
+// value.
 func (s *scale) decades(v float64) float64 {
 	if s.axis.Log {
 		return math.Log10(v)
@@ -75,12 +78,13 @@ func (s *scale) decades(v float64) float64 {
 	return v
 }
 
+// at returns the position of a value.
 func (s *scale) at(v float64) float64 {
 	return s.start + s.size*(s.decades(v)-s.low)/(s.high-s.low)
 }
 
-// shows tells whether a value has a position. A value outside the bounds has the position of the
-// bound.
+// shows tells whether a value has a position. On a logarithmic axis, only positive values have one.
+// The position may be outside the axis, where shapes are cut off.
 func (s *scale) shows(v float64) bool {
 	d := s.decades(v)
 	return !math.IsNaN(d) && !math.IsInf(d, 0)
@@ -113,7 +117,7 @@ type tick struct {
 	label string
 }
 
-// ticks returns at most about a number of ticks, or all categories.
+// ticks returns about most ticks or fewer. With categories, it returns one for each category.
 func (s *scale) ticks(most int) []tick {
 	var ticks []tick
 	for i, name := range s.axis.Categories {
@@ -133,13 +137,14 @@ func (s *scale) ticks(most int) []tick {
 	return ticks
 }
 
-// logTicks returns ticks at the powers of ten, and also at multiples of these if there are few
-// powers. If there are many powers, it leaves some out.
+// logTicks returns ticks at the powers of ten. If there are few, it adds ticks at their multiples.
+// If there are too many, it leaves some out.
 func (s *scale) logTicks(most int) []tick {
 	factors := logFactors
-	if 3*(s.high-s.low) > float64(most) {
+	if float64(len(logFactors))*(s.high-s.low) > float64(most) {
 		factors = []float64{1}
 	}
+	// From one decade with ticks to the next.
 	step := max(1, math.Ceil((s.high-s.low)/float64(most)))
 	var ticks []tick
 	for decade := math.Floor(s.low/step) * step; decade <= s.high; decade += step {

@@ -10,6 +10,7 @@ import (
 	"strings"
 )
 
+// series draws a series.
 func (p *plot) series(i int) {
 	s := &p.Series[i]
 	p.printf(`<g class="series %s"><title>%s</title>`+"\n", p.colour(i), escape(s.Name))
@@ -25,21 +26,22 @@ func (p *plot) series(i int) {
 	p.printf("</g>\n")
 }
 
-// mostReadings is the number of marks of a series up to which they have titles.
+// mostReadings is the largest number of marks in a series whose marks have titles.
 const mostReadings = 200
 
 // points draws the markers, the error bars and the bars of a series. Their titles show the values
-// when the pointer is over them. Long lines have fewer markers and titles than points. Clouds of
-// many marks have no titles, which would make them three times as large.
+// when the pointer is over them. Only some points of a long line have a marker and a title. Clouds
+// of many marks have no titles, which would make them three times as large.
 func (p *plot) points(i int) {
 	s := &p.Series[i]
-	step := 1
+	step := 1 // from one marker to the next
 	if s.Style != Bars && s.Style != Marks {
 		step += len(s.Points) / 40
 	}
 	for j, point := range s.Points {
 		switch {
-		case !p.visible(point) || j%step != 0 && point.Low >= point.High:
+		case !p.visible(point):
+		case j%step != 0 && point.Low >= point.High: // neither a marker nor an error bar
 		case s.Style == Marks && len(s.Points) > mostReadings:
 			p.marker(i, p.x.at(point.X), p.y.at(point.Y))
 		default:
@@ -50,6 +52,7 @@ func (p *plot) points(i int) {
 	}
 }
 
+// point draws a point of a series, with its marker if marked is true.
 func (p *plot) point(i int, point Point, marked bool) {
 	s := &p.Series[i]
 	x, y := p.x.at(point.X)+p.offset(i), p.y.at(point.Y)
@@ -97,9 +100,10 @@ func (s Style) lineClass() string {
 	return "line"
 }
 
+// path draws the line of a series. It leaves gaps at points without a position.
 func (p *plot) path(s *Series) {
 	var d strings.Builder
-	command := "M"
+	command := "M" // move to the point; "L" draws a line to it
 	for _, point := range s.Points {
 		if !p.visible(point) {
 			command = "M"
@@ -126,7 +130,7 @@ func (p *plot) band(s *Series) {
 	p.printf(`<polygon points="%s" class="band"/>`+"\n", strings.TrimSpace(d.String()))
 }
 
-// offset moves bars sideways to the place of their series.
+// offset is how far the bars of a series are beside the centre of their category.
 func (p *plot) offset(i int) float64 {
 	if p.Series[i].Style != Bars {
 		return 0
@@ -150,17 +154,19 @@ func (p *plot) barWidth() float64 {
 	return min(60, 0.8*(p.x.at(1)-p.x.at(0))/float64(p.barCount()))
 }
 
+// bar draws the bar of a point, from 0 to its value.
 func (p *plot) bar(i int, point Point) {
 	wide := p.barWidth()
 	x, y, base := p.x.at(point.X)+p.offset(i)-wide/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))
 	p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" class="%s"/>`,
 		x, min(y, base), wide, math.Abs(base-y), p.filling(i))
-	if point.Y > p.y.clamp(point.Y) {
+	if point.Y > p.y.clamp(point.Y) { // cut off
 		p.valueOnBar(i, x+wide/2, point.Y)
 	}
 }
 
-// valueOnBar writes the value of a bar that is cut off on the bar, from below to its end.
+// valueOnBar writes the value of a cut-off bar on the bar. The text runs upwards, and ends at the
+// end of the bar.
 func (p *plot) valueOnBar(i int, x, value float64) {
 	class := "value"
 	if p.hollow(i) {
@@ -171,18 +177,18 @@ func (p *plot) valueOnBar(i int, x, value float64) {
 	p.text(x+3.5, p.top+4, attributes, strconv.FormatFloat(value, 'g', 3, 64))
 }
 
-// errorBar draws an error bar in the colour of the series. On a bar it uses another colour,
-// because that one could not be seen.
+// errorBar draws an error bar: a vertical line with a short line at each end. It has the colour of
+// the series. On a bar of that colour it would be invisible, so it has another colour there.
 func (p *plot) errorBar(s *Series, x, low, high float64) {
 	class := "error"
 	if s.Style == Bars {
 		class = "error on"
 	}
-	p.printf(`<path d="M%.1f %.1fV%.1fM%.1f %.1fh6M%.1[4]f %.1[3]fh6" class="%[6]s"/>`,
-		x, low, high, x-3, low, class)
+	p.printf(`<path d="M%.1f %.1fV%.1fM%.1f %.1fh6M%.1f %.1fh6" class="%s"/>`,
+		x, low, high, x-3, low, x-3, high, class)
 }
 
-// marker draws one of five shapes.
+// marker draws the marker of a series, which has one of five shapes.
 func (p *plot) marker(i int, x, y float64) {
 	switch p.look(i) % 5 {
 	case 0:
@@ -205,7 +211,7 @@ func (p *plot) like(i int) int {
 }
 
 // look returns the number of a series' colour and marker, from 0. A series that is like another has
-// the number of that series. For other series, it is the number of such series before.
+// the number of that one. The other series are numbered in their order, unless Look sets a number.
 func (p *plot) look(i int) (n int) {
 	if like := p.like(i); like >= 0 {
 		i = like
@@ -225,8 +231,8 @@ func (p *plot) look(i int) (n int) {
 func (p *plot) colour(i int) string { return fmt.Sprintf("c%d", p.look(i)%len(light.series)) }
 
 // hollow tells whether the bars of a series are hollow, because other bars have the same colour:
-// the series is like another one, or all colours are in use. Other series need no hollow form,
-// because markers and dashes tell them apart.
+// the series is like another one, or all colours are in use. Lines of the same colour need no such
+// form, because markers and dashes tell them apart.
 func (p *plot) hollow(i int) bool { return p.like(i) >= 0 || p.look(i) >= len(light.series) }
 
 // filling is the class of an area in the style sheet.

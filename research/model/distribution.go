@@ -108,33 +108,37 @@ type Saving struct {
 	Ratio float64
 }
 
-// Save compares the numbers of servers that keep the x-th percentile of response times at or below
-// the limit, with SRc and with single choice: equation (11) of 6LB, which has x = 90. The limit is
-// in units of the mean service time. It must be above the percentile of an idle server,
-// -ln(1-x/100).
-func Save(x, limit float64, cores, threshold int) (Saving, error) {
+// CompareServers compares how many servers SRc and single choice need to keep the x-th percentile
+// of response times at or below the limit: equation (11) of 6LB, which has x = 90. The limit is in
+// units of the mean service time. It must be above the percentile of an idle server, -ln(1-x/100).
+func CompareServers(x, limit float64, cores, threshold int) (Saving, error) {
 	if !(x > 0 && x <= MaxPercentile) {
 		return Saving{}, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
 	}
 	if idle := -math.Log1p(-x / 100); !(limit > idle*1.0001) || limit > 1e4 {
-		return Saving{}, fmt.Errorf("limit of %.4g service times: must be above %.4g, the percentile of an idle server, and at most 10000",
-			limit, idle)
+		return Saving{}, fmt.Errorf("limit of %.4g service times: must be above %.4g, "+
+			"the percentile of an idle server, and at most 10000", limit, idle)
 	}
 	if _, err := SRc(0.5, cores, threshold); err != nil {
 		return Saving{}, err
 	}
-	single, err := highestLoad(x, limit, func(load float64) (*Steady, error) { return SingleChoice(load, cores) })
+	single, err := highestLoad(x, limit, func(load float64) (*Steady, error) {
+		return SingleChoice(load, cores)
+	})
 	if err != nil {
 		return Saving{}, err
 	}
-	load, err := highestLoad(x, limit, func(load float64) (*Steady, error) { return SRc(load, cores, threshold) })
+	load, err := highestLoad(x, limit, func(load float64) (*Steady, error) {
+		return SRc(load, cores, threshold)
+	})
 	if err != nil {
 		return Saving{}, err
 	}
 	return Saving{SingleChoiceLoad: single, Load: load, Ratio: single / load}, nil
 }
 
-// highestLoad is π⁻¹ of section V-G: the load at which the percentile equals the limit.
+// highestLoad is π⁻¹ of section V-G: the load at which the x-th percentile equals the limit. at
+// returns the steady state at a load.
 func highestLoad(x, limit float64, at func(load float64) (*Steady, error)) (float64, error) {
 	low, high := 1e-9, 1-1e-9
 	for high-low > 1e-9 {

@@ -114,9 +114,9 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-// TestSave checks the number in section V-G of 6LB: with μ0 = 6, 71 servers instead of 100.
-func TestSave(t *testing.T) {
-	got, err := Save(90, 6, 1, 4)
+// TestCompareServers checks the number in section V-G of 6LB: 71 servers instead of 100 at μ0 = 6.
+func TestCompareServers(t *testing.T) {
+	got, err := CompareServers(90, 6, 1, 4)
 	testhost.Must(t, err)
 	near(t, "load with single choice", got.SingleChoiceLoad, 1-math.Ln10/6, 1e-6)
 	if servers := math.Ceil(100 * got.Ratio); servers != 71 {
@@ -127,7 +127,7 @@ func TestSave(t *testing.T) {
 	near(t, "π90 at the load found", percentile, 6, 1e-6)
 
 	for _, limit := range []float64{0, 2.3, math.NaN(), math.Inf(1)} {
-		if _, err := Save(90, limit, 1, 4); err == nil {
+		if _, err := CompareServers(90, limit, 1, 4); err == nil {
 			t.Errorf("limit %v: no error", limit)
 		}
 	}

@@ -80,10 +80,10 @@ func validLoad(load float64, cores int) error {
 	return nil
 }
 
-// settle computes the shares of servers by their number of flows, for a given probability that a
-// flow is passed on. Flows arrive at a server at rate λk(1+s) while it accepts and λks otherwise,
-// as in equation (1). They leave at rate min(n, k). This is a birth-death process: its shares
-// balance between each number and the next.
+// settle computes the shares of servers by their number of flows, for a given probability s
+// (second) that a flow is passed on to its second server. Flows arrive at a server at rate λk(1+s)
+// while it accepts and λks otherwise, as in equation (1). They leave at rate min(n, k). This is a
+// birth-death process: its shares balance between each number and the next.
 func (s *Steady) settle(second float64) {
 	s.second = second
 	s.share = append(s.share[:0], 1)
@@ -105,6 +105,8 @@ func (s *Steady) arrivals(n int) float64 {
 	return arrivals(s.Load, s.Cores, s.Threshold, s.second, n)
 }
 
+// arrivals returns the rate of flows to a server with n flows. second is the probability that a
+// flow is passed on to its second server.
 func arrivals(load float64, cores, threshold int, second float64, n int) float64 {
 	rate := load * float64(cores)
 	if n < threshold {

@@ -16,21 +16,21 @@ type Transient struct {
 	load      float64
 	cores     int
 	threshold int
-	// S_1, s_2, … of 6LB: the share of servers with at least that number of flows.
+	// tail has s_1, s_2 and so on of 6LB: s_n is the share of servers with n flows or more.
 	tail []float64
 	step float64 // the last step size that was exact enough
 }
 
-// tolerance bounds the error of each s_n in a step, and the shares that are cut off above the
-// largest n.
+// tolerance bounds the error of each s_n in a step, and the share of servers with more flows than
+// the largest n that is followed.
 const tolerance = 1e-10
 
 // NewTransient starts with servers that each have the given number of flows. Load, cores and
 // threshold are as for SRc. A threshold of 0 is the same as single choice: the first server always
 // passes the flow on, and the second one is a random server.
 //
-// It follows numbers of flows up to the one that fewer than one server in 10¹⁰ has in the steady
-// state, and 64 above the initial number.
+// It follows numbers of flows up to one that fewer than one server in 10¹⁰ reaches in the steady
+// state, and at least up to 64 above the initial number.
 func NewTransient(load float64, cores, threshold, flows int) (*Transient, error) {
 	steady, err := SRc(load, cores, threshold)
 	if err != nil {
@@ -64,7 +64,7 @@ func (t *Transient) AtLeast(n int) float64 {
 // MeanFlows returns the mean number of flows of a server.
 func (t *Transient) MeanFlows() float64 { return floats.Sum(t.tail) }
 
-// change writes ds/dt of equation (1) to derivative.
+// change writes ds/dt of equation (1) to derivative. tail is s.
 func (t *Transient) change(tail, derivative []float64) {
 	rejected := 1.0
 	if t.threshold > 0 {
@@ -128,6 +128,8 @@ func (t *Transient) Advance(ctx context.Context, duration float64) error {
 			t.tail, next = next, t.tail
 			duration -= step
 		}
+		// The error of a step is in proportion to the fifth power of its length. A last step that
+		// was cut short tells nothing about the longest possible step.
 		if err > tolerance || step == t.step {
 			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(err, 1e-300), 0.2)))
 		}

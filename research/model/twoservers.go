@@ -96,8 +96,10 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 		return TwoServersResult{}, err
 	}
 	line := s
-	line.Observed = 1
+	line.Observed = 1 // so that the state of a server is only its number of flows
 	list, _ := line.occupancies()
+	// share is the share of the balancer's flows that go to the first server. The queues depend on
+	// it, and it depends on the queues.
 	share := solve(func(share float64) float64 {
 		first, second := s.queue(0, share), s.queue(1, 1-share)
 		chosen := 0.0
@@ -117,13 +119,13 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 		}
 	}
 	r := line.result(p)
-	arrivals := s.Observed*share + (1-s.Observed)/2
-	r.Refused = arrivals*first[s.Room] + (1-arrivals)*second[s.Room]
+	toFirst := s.Observed*share + (1-s.Observed)/2 // share of all flows
+	r.Refused = toFirst*first[s.Room] + (1-toFirst)*second[s.Room]
 	return r, nil
 }
 
-// queue returns the distribution of the number of flows of one server, M/M/1/Q, for a given share
-// of the flows that the balancer sees.
+// queue returns the distribution of the number of flows of one server, M/M/1/Q. share is the share
+// of the balancer's flows that go to this server.
 func (s TwoServers) queue(server int, share float64) []float64 {
 	rate := s.Load * (s.Speeds[0] + s.Speeds[1]) * (s.Observed*share + (1-s.Observed)/2)
 	ratio, sum := rate/s.Speeds[server], 0.0
@@ -181,6 +183,7 @@ func (s TwoServers) preference(first, second occupancy) float64 {
 	return 0.5
 }
 
+// smaller returns 1 if a is smaller, 0 if b is smaller, and 1/2 if they are equal.
 func smaller(a, b float64) float64 {
 	switch {
 	case a < b:
@@ -192,7 +195,7 @@ func smaller(a, b float64) float64 {
 }
 
 // occupancies lists all possible occupancies of a server, and the index of each in the list. If
-// the balancer sees all flows or none, the occupancies are a line and not a triangle.
+// the balancer sees all flows, there are no unknown ones. If it sees none, there are no known ones.
 func (s TwoServers) occupancies() ([]occupancy, map[occupancy]int) {
 	var list []occupancy
 	index := make(map[occupancy]int)
@@ -221,6 +224,7 @@ type chain struct {
 	out []float64
 }
 
+// add adds a transition, unless its rate is 0.
 func (c *chain) add(from, to int, rate float64) {
 	if rate > 0 {
 		c.in[to] = append(c.in[to], transition{from, rate})
@@ -228,7 +232,8 @@ func (c *chain) add(from, to int, rate float64) {
 	}
 }
 
-// chain returns the chain of the pairs of occupancies, in the order of rows.
+// chain returns the Markov chain. State i·n+j is that of the i-th occupancy of the first server and
+// the j-th of the second, where n is the number of occupancies.
 func (s TwoServers) chain() *chain {
 	list, index := s.occupancies()
 	n := len(list)
@@ -256,13 +261,16 @@ type move struct {
 	rate float64
 }
 
-// moves lists the changes of a server with occupancy o, for given rates of arrival.
+// moves lists the changes of a server with occupancy o. known and unknown are the rates at which
+// flows arrive at it.
 func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []move {
 	var moves []move
 	if o.flows() < s.Room {
-		moves = append(moves, move{occupancy{o.known + 1, o.unknown}, known}, move{occupancy{o.known, o.unknown + 1}, unknown})
+		moves = append(moves,
+			move{occupancy{o.known + 1, o.unknown}, known},
+			move{occupancy{o.known, o.unknown + 1}, unknown})
 	}
-	share := s.Speeds[server] / float64(max(1, o.flows()))
+	share := s.Speeds[server] / float64(max(1, o.flows())) // the speed at which a flow is served
 	if o.known > 0 {
 		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, share * float64(o.known)})
 	}
@@ -304,6 +312,7 @@ func (s TwoServers) stationary(ctx context.Context) ([]float64, error) {
 	return p, nil
 }
 
+// sweep computes the probability of state i again, and returns by how much it has changed.
 func (c *chain) sweep(p []float64, i int) (change float64) {
 	if c.out[i] == 0 {
 		return 0

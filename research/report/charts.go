@@ -26,7 +26,7 @@ type section struct {
 	// pairs tells that two figures belong to each point.
 	pairs   bool
 	figures []figure
-	// rest are figures that readers have to open.
+	// rest are figures that the page hides until readers open them.
 	rest []figure
 }
 
@@ -98,7 +98,7 @@ func (f *folder) any(m measure) bool {
 	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return m.of(&run.Measured) > 0 })
 }
 
-// ways are the ways to know response times, and how charts over points draw them.
+// ways are the ways to find response times, and the styles in which charts over points draw them.
 var ways = []struct {
 	kind  string
 	from  source
@@ -109,6 +109,7 @@ var ways = []struct {
 	{"model", modelled, chart.Dotted},
 }
 
+// overPoints draws a measure over the points, with a line for each case and way.
 func (f *folder) overPoints(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: f.axis()}
 	for _, way := range ways {
@@ -140,31 +141,32 @@ func withoutErrors(s chart.Series) chart.Series {
 	return s
 }
 
+// overCases draws a measure of each case at the only point: the measured and the simulated value as
+// bars beside each other, and the model's as a mark.
 func (f *folder) overCases(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: chart.Axis{Categories: f.Cases, Label: pointName(f.Axis, f.Points[0])}}
-	for i, style := range []chart.Style{chart.Bars, chart.Bars, chart.Marks} {
-		series := chart.Series{Name: cmp.Or(ways[i].kind, "measured"), Style: style, Look: 2 - i/2}
-		if i == 1 {
-			series.Like = "measured"
-		}
+	add := func(series chart.Series, from source) {
 		for x, name := range f.Cases {
-			if e, ok := estimate(f.runs(name, f.Points[0]), ways[i].from, m, u); ok {
+			if e, ok := estimate(f.runs(name, f.Points[0]), from, m, u); ok {
 				series.Points = append(series.Points, point(float64(x), e))
 			}
 		}
-		if i == 2 {
+		if series.Style == chart.Marks {
 			series = withoutErrors(series)
 		}
 		if len(series.Points) > 0 {
 			c.Series = append(c.Series, series)
 		}
 	}
+	add(chart.Series{Name: "measured", Style: chart.Bars, Look: 2}, measured)
+	add(chart.Series{Name: "simulated", Style: chart.Bars, Look: 2, Like: "measured"}, simulated)
+	add(chart.Series{Name: "model", Style: chart.Marks, Look: 1}, modelled)
 	return c
 }
 
-// shown returns the points that are shown in detail: a moderate one and the one with the longest
-// mean response time, in this order. It returns one point if there is one only, and none without
-// runs.
+// shown returns the points that are shown in detail. If the points with runs are ordered by their
+// longest mean response time, these are the middle one and the last one. If there are one or two
+// points, shown returns all.
 func (f *folder) shown() []float64 {
 	longest := map[float64]float64{}
 	for i := range f.Runs {
@@ -186,7 +188,8 @@ func (f *folder) shown() []float64 {
 	return points
 }
 
-// inDetail makes figures for each point: those of the points that are shown, and the others.
+// inDetail makes figures for each point. It returns separately the figures of the points that are
+// shown in detail, and the others.
 func (f *folder) inDetail(
 	draw func(x float64) ([]figure, error),
 ) (shown, rest []figure, err error) {
@@ -224,11 +227,11 @@ func (f *folder) distributions(title, chartTitle, name string, of ...source) sec
 }
 
 // cutOff is the share of the requests of the slowest case that a chart of distributions shows. The
-// rest would take more room than all others.
+// slowest requests would take more room than all others.
 const cutOff = 0.98
 
-// distribution draws the distributions at a point: the first source solid, and others in the styles
-// of ways.
+// distribution draws the distributions at a point. The lines of the first source are solid. Those
+// of the others have the styles of ways.
 func (f *folder) distribution(x float64, of []source) chart.Chart {
 	c := chart.Chart{
 		X: chart.Axis{Label: "time, ms"},
@@ -282,9 +285,10 @@ func cumulated(runs []*testbed.Run, from source, longest float64) (points []char
 	return points
 }
 
-// shareOf returns the share of the requests that took at most a time, between the points of a
-// distribution by a straight line.
+// shareOf returns the share of the requests that took at most a time. Between the points of a
+// distribution it interpolates.
 func shareOf(d []testbed.DistributionPoint, seconds float64) float64 {
+	// i is the index of the first point after the time.
 	i, _ := slices.BinarySearchFunc(d, seconds, func(p testbed.DistributionPoint, t float64) int {
 		if p.Seconds <= t {
 			return -1
@@ -301,7 +305,7 @@ func shareOf(d []testbed.DistributionPoint, seconds float64) float64 {
 	return a.Share + (b.Share-a.Share)*(seconds-a.Seconds)/(b.Seconds-a.Seconds)
 }
 
-// timeOf returns the time that a share of the requests took at most, in seconds.
+// timeOf returns the time in seconds within which a share of the requests was served.
 func timeOf(d []testbed.DistributionPoint, share float64) float64 {
 	for _, p := range d {
 		if p.Share >= share {
@@ -353,8 +357,8 @@ func (f *folder) overTime() (section, error) {
 	return s, err
 }
 
-// thinned returns points of a line over time, each the mean of as many values, so that there are
-// no more points than a chart can show.
+// thinned returns the points of a line over time. Each is the mean of as many values, so that there
+// are at most about 400 points.
 func thinned(times, values []float64) (points []chart.Point) {
 	size := 1 + len(times)/400
 	for i := 0; i < len(times); i += size {
@@ -369,8 +373,8 @@ func thinned(times, values []float64) (points []chart.Point) {
 	return points
 }
 
-// useHours labels the horizontal axis of a chart over seconds. If it has more than two hours, it
-// changes the seconds to hours, and the axis ends with the values.
+// useHours labels the horizontal axis of charts over seconds, and ends it at the last value. If
+// that is after more than two hours, it changes seconds to hours.
 func useHours(charts ...*chart.Chart) {
 	last := 0.0
 	for _, c := range charts {

@@ -24,7 +24,8 @@ type content struct {
 	Met, Judged int
 	Agreement   string
 	Orders      []order
-	// Disturbances are the runs that may not be valid. The page shows the first of them at once.
+	// Disturbances are the runs that may not be valid. The page always shows those in Disturbed. The
+	// reader must open the others, in AlsoDisturbed.
 	Disturbances             []disturbance
 	Disturbed, AlsoDisturbed []disturbance
 	Sections                 []shownSection
@@ -36,9 +37,9 @@ type content struct {
 	HasBound      bool
 	Handshakes    []row
 	HasModel      bool
-	Forwards      bool // packets, and not requests
-	Holds         bool // open connections
-	Counted       string
+	Forwards      bool   // the times are of packets, and not of requests
+	Holds         bool   // the shares of servers count open connections, and not responses
+	Counted       string // what the shares of servers count
 	Servers       []serverTable
 	Use           []useRow
 	Types         []typeRow
@@ -77,12 +78,12 @@ type row struct {
 	Requests    uint64
 	Failed      uint64
 	FailedShare string
-	Failures    string
+	Failures    string // the number of each kind
 	Simulated   value
-	Deviation   value
-	Far         bool // the deviation is larger than farOff
+	Deviation   value // of the measured mean from the simulated one, in percent
+	Far         bool  // the deviation is larger than farOff
 	Bound       value
-	TimesBound  value
+	TimesBound  value // the measured mean, as a multiple of Bound
 	Model       value
 	PerSecond   string // millions of packets that a core can forward
 	// FromEven is the largest distance of a server's open connections from an even share.
@@ -168,6 +169,7 @@ func (c *content) addSections(f *folder) error {
 	return nil
 }
 
+// inline draws figures as elements of the page.
 func inline(figures []figure) (svgs []template.HTML) {
 	for i := range figures {
 		// package chart has escaped all text
@@ -176,6 +178,7 @@ func inline(figures []figure) (svgs []template.HTML) {
 	return svgs
 }
 
+// addClaims adds the claims with their verdicts, and counts them.
 func (c *content) addClaims() {
 	text := func(v *float64) string {
 		if v == nil {
@@ -200,7 +203,7 @@ func (c *content) addClaims() {
 	}
 }
 
-// agreement says how far measured and simulated means are apart.
+// agreement returns a sentence about how far measured and simulated means are apart.
 func (f *folder) agreement() string {
 	var sizes []float64
 	var worst float64
@@ -254,6 +257,7 @@ func (f *folder) rows() (rows []row) {
 	return rows
 }
 
+// rowOf sums up the runs of a case at a point.
 func (f *folder) rowOf(runs []*testbed.Run) row {
 	r := row{Runs: len(runs)}
 	r.Times = timesOf(runs, measured, f.measured(), f.unit())
@@ -261,7 +265,7 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	r.Bound = valueOf(estimate(runs, bounded, measures[0], f.unit()))
 	r.TimesBound = valueOf(timesBound(runs))
 	model, ok := estimate(runs, modelled, measures[0], f.unit())
-	model.Half = math.NaN() // seeds do not change the model
+	model.Half = math.NaN() // seeds do not change the model, so there is no interval
 	r.Model = valueOf(model, ok)
 	if f.forwards() {
 		r.PerSecond = number(1e-6 / runs[0].Measured.Mean)
@@ -292,7 +296,7 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	return r
 }
 
-// measured returns the measures that a run has.
+// measured returns the measures that at least one run has.
 func (f *folder) measured() (some []measure) {
 	for _, m := range measures {
 		if f.any(m) {
@@ -328,7 +332,8 @@ func (f *folder) handshakes() (rows []row) {
 	return rows
 }
 
-// serverTables has a table for each case, at the point with the longest response times.
+// serverTables returns a table of the servers for each case, at the point with the longest response
+// times.
 func (f *folder) serverTables() (tables []serverTable) {
 	points := f.shown()
 	if len(points) == 0 {

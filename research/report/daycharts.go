@@ -66,8 +66,8 @@ func (d *day) rates() (points []chart.Point) {
 	return points
 }
 
-// deciles returns the median of each interval with response times, and two deciles beside it, in
-// milliseconds. A line has no error bars, so it has the median twice.
+// deciles returns a point for each interval with response times: the median, and two deciles as its
+// low and high end, in milliseconds. With low and high 5, the points have no error bars.
 func (d *day) deciles(low, high int) (points []chart.Point) {
 	for i := range d.times {
 		if len(d.times[i]) > 0 {

@@ -48,9 +48,12 @@ func (f *folder) large() section {
 	return s
 }
 
-// largeOver returns the mean of the shares over the runs, for each interval that all runs have. The
-// last interval is not complete.
+// largeOver returns the mean of the shares over the runs, for each interval that all runs have. It
+// leaves out the last interval of each run, which is not complete.
 func (f *folder) largeOver(runs []*testbed.Run, from source, u unit) (points []chart.Point) {
+	if len(runs) == 0 {
+		return nil
+	}
 	for i := 0; ; i++ {
 		sum := 0.0
 		for _, run := range runs {
@@ -59,9 +62,6 @@ func (f *folder) largeOver(runs []*testbed.Run, from source, u unit) (points []c
 				return points
 			}
 			sum += r.LargeOver[i]
-		}
-		if len(runs) == 0 {
-			return nil
 		}
 		points = append(points, chart.Point{
 			X: (float64(i) + 0.5) * testbed.LargeInterval,

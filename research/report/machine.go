@@ -26,7 +26,8 @@ func (f *folder) disturbances() (all []disturbance) {
 	return all
 }
 
-// machineRow tells how much of the machine the runs of a case at a point used: the worst of them.
+// machineRow tells how busy the machine was during the runs of a case at a point. Each number is
+// that of the worst run.
 type machineRow struct {
 	Case, Point           string
 	First                 bool // of its case

@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// measure is a number of a distribution of times.
+// measure is a number that describes a distribution of times, such as the mean.
 type measure struct {
 	// name is the column of the table and a part of a file's name. title is that of a chart.
 	name, title string
@@ -59,7 +59,7 @@ func (f *folder) unit() unit {
 	return milliseconds
 }
 
-// source selects one of the responses of a run, which may be nil.
+// source selects one of the distributions of a run. The result may be nil.
 type source func(*testbed.Run) *testbed.Response
 
 func measured(run *testbed.Run) *testbed.Response  { return &run.Measured }
@@ -69,8 +69,9 @@ func modelled(run *testbed.Run) *testbed.Response  { return run.Model }
 func handshake(run *testbed.Run) *testbed.Response { return run.Handshake }
 
 // estimate returns the mean of a measure over runs with different seeds, with its confidence
-// interval. The interval of the mean response time of a single run is that of the run. It returns
-// false if no run has the measure: the model has only the mean, for example, and zeros otherwise.
+// interval. For the mean response time of a single run, the interval is Response.Half, if that is
+// known. It returns false if no run has the measure, which is 0 then: the model, for example, has
+// only the mean.
 func estimate(runs []*testbed.Run, from source, m measure, u unit) (sim.Estimate, bool) {
 	var values []float64
 	half := 0.0
@@ -120,7 +121,7 @@ func fromEven(runs []*testbed.Run) (sim.Estimate, bool) {
 	return sim.EstimateOf(values), len(values) > 0
 }
 
-// decimals is the number of decimals that a value is shown with: three digits are enough.
+// decimals is the number of decimals with which a value has three digits.
 func decimals(v float64) int {
 	v = math.Abs(v)
 	switch {
@@ -134,7 +135,7 @@ func decimals(v float64) int {
 	return min(2-int(math.Floor(math.Log10(v))), 9)
 }
 
-// number formats a value with three digits, or more if it is 1000 or more.
+// number formats a value with three digits. Values from 1000 on have all digits before the point.
 func number(v float64) string { return strconv.FormatFloat(v, 'f', decimals(v), 64) }
 
 // unknown stands for a value that is not known.
@@ -143,6 +144,7 @@ const unknown = "–"
 // value is a value of a table, with half its confidence interval if it is known.
 type value struct{ Number, Half string }
 
+// valueOf formats an estimate. ok tells whether there is one.
 func valueOf(e sim.Estimate, ok bool) value {
 	switch {
 	case !ok || math.IsNaN(e.Value):
@@ -151,7 +153,7 @@ func valueOf(e sim.Estimate, ok bool) value {
 		return value{Number: number(e.Value)}
 	}
 	half := strconv.FormatFloat(e.Half, 'f', decimals(e.Value), 64)
-	if strings.Trim(half, "0.") == "" && e.Half > 0 { // not exact, as a half of 0 would say
+	if strings.Trim(half, "0.") == "" && e.Half > 0 { // a half of 0 would say that the value is exact
 		half = strconv.FormatFloat(e.Half, 'g', 1, 64)
 	}
 	return value{number(e.Value), half}

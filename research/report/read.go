@@ -96,6 +96,7 @@ func check(r *testbed.Results) error {
 	return nil
 }
 
+// checkRun returns the first value of a run that a report cannot show.
 func checkRun(r *testbed.Results, run *testbed.Run) error {
 	switch {
 	case !slices.Contains(r.Cases, run.Case):
@@ -148,7 +149,7 @@ func checkResponse(r *testbed.Response) error {
 	return nil
 }
 
-// withFiles returns the runs that have files. Those of some kinds of experiments have none.
+// withFiles returns the runs that have files. In some kinds of experiments, runs have none.
 func withFiles(runs []*testbed.Run) []*testbed.Run {
 	return slices.DeleteFunc(runs, func(run *testbed.Run) bool { return run.Folder == "" })
 }

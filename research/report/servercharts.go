@@ -12,8 +12,9 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// serverShares adds up the shares of each server over runs. The mean response time and the busy
-// workers are means over the requests and over the runs.
+// serverShares sums up what each server did in several runs. Numbers of requests and offers are
+// sums, the mean response time is that of all requests, and the busy workers are the mean of the
+// runs.
 func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 	for _, run := range runs {
 		for _, share := range run.Shares {
@@ -23,7 +24,7 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 				servers = append(servers, testbed.Share{Server: share.Server, Capacity: share.Capacity})
 			}
 			s := &servers[i]
-			if n := s.Responses + share.Responses; n > 0 {
+			if n := s.Responses + share.Responses; n > 0 { // weighted by the numbers of responses
 				s.Mean += (share.Mean - s.Mean) * float64(share.Responses) / float64(n)
 			}
 			s.Responses += share.Responses
@@ -148,8 +149,8 @@ func (f *folder) failures() section {
 	return s
 }
 
-// shareChart draws a share in percent, over the points or, if there is a single point, for each
-// case.
+// shareChart draws a share in percent: lines over the points, or a bar for each case if there is
+// only one point.
 func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.Chart {
 	c := chart.Chart{X: f.axis()}
 	byCase := len(f.Points) == 1
@@ -185,7 +186,7 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 }
 
 // shareOfRuns returns a share in percent, with its confidence interval over runs. It returns false
-// if there is nothing to have a share of.
+// if no run has anything of which there can be a share.
 func shareOfRuns(
 	runs []*testbed.Run, share func(*testbed.Run) (part, all uint64),
 ) (sim.Estimate, bool) {

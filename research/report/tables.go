@@ -23,6 +23,7 @@ type table struct {
 	row    []string
 }
 
+// newTable reads the names of the columns.
 func newTable(path string, in io.Reader) (*table, error) {
 	t := &table{path: path, reader: csv.NewReader(in)}
 	header, err := t.reader.Read()
@@ -95,7 +96,7 @@ func readLoads(path string) (*loads, error) {
 	}
 }
 
-// add adds a line.
+// add adds the loads of a line.
 func (l *loads) add(t *table) error {
 	time, err := t.number(0)
 	if err != nil {

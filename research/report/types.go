@@ -45,7 +45,8 @@ func (f *folder) types() (rows []typeRow) {
 	return rows
 }
 
-// typeSections have the distributions of the types of requests, as figure 8 of HLB.
+// typeSections returns a section for each type of request, with the distributions of its response
+// times, as figure 8 of HLB.
 func (f *folder) typeSections() (sections []section) {
 	for _, kind := range requestTypes {
 		sections = append(sections, f.distributions("Distribution of response times: "+kind,

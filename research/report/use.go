@@ -11,15 +11,15 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// useRow is a line of the table of how the servers are used: those of one capacity, in a case at a
-// point (HLB, section VI-A2).
+// useRow is a line of the table of how servers are used (HLB, section VI-A2). It is about all
+// servers of one capacity, in a case at a point.
 type useRow struct {
 	Case, Point string
 	First       bool // of its case and point
 	Servers     string
 	Share, CPU  string
 	Mean, Busy  string
-	// The other numbers are those of all servers, and only in the first line.
+	// These numbers are about all servers. Only the first line of a case at a point has them.
 	Fairness, Overprovision, Estimates value
 }
 
@@ -65,7 +65,7 @@ func useOf(runs []*testbed.Run) (rows []useRow) {
 			}
 		}
 		cpu := unknown
-		if load := runs[0].Load; load > 0 { // nobody knows the work of a page
+		if load := runs[0].Load; load > 0 { // it is 0 if the work of the requests is not known
 			cpu = percent(load * capacity * served / requests / (n * c))
 		}
 		rows = append(rows, useRow{
@@ -82,7 +82,7 @@ func useOf(runs []*testbed.Run) (rows []useRow) {
 	return rows
 }
 
-// ofRuns returns the mean of a number of each run.
+// ofRuns returns the mean of a number over the runs that have it.
 func ofRuns(runs []*testbed.Run, of func(*testbed.Run) float64) value {
 	var values []float64
 	for _, run := range runs {

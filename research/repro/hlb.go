@@ -28,10 +28,12 @@ var hlbFigures = []Figure{
 	{"hlb-23", "Servers that become slower", "HLB, section VI-E2", hlb23},
 }
 
-// hlb2Room is Q, which the paper does not state. A larger Q makes all durations longer, in the
-// same order.
+// hlb2Room is Q, the number of flows for which a server has room. The paper does not state it. A
+// larger Q makes all durations longer, in the same order.
 const hlb2Room = 16
 
+// hlb2 computes the durations of flows on two servers in two ways: by the paper's equation, and by
+// the Markov chain of both queues. It draws both, and checks the paper's statements by the chain.
 func hlb2(ctx context.Context, r *run) error {
 	scenarios := []struct {
 		name     string
@@ -42,7 +44,7 @@ func hlb2(ctx context.Context, r *run) error {
 		{"half observed", 0.5, [2]float64{2, 1}},
 		{"wrong weights", 1, [2]float64{1, 2}},
 	}
-	var durations [2][3][4]float64 // by kind (equation or chain), scenario and rule
+	var durations [2][3][4]float64 // by method (equation, chain), scenario and rule
 	charts := []chart.Chart{
 		{Title: "Queues apart, by the paper's equation"},
 		{Title: "Markov chain of both queues"},
@@ -58,7 +60,8 @@ func hlb2(ctx context.Context, r *run) error {
 			series := chart.Series{Name: rule.String(), Style: chart.Bars}
 			for i, scenario := range scenarios {
 				result, err := solve(model.TwoServers{
-					Speeds: [2]float64{2, 1}, Weights: scenario.weights, Load: 1, Observed: scenario.observed, Room: hlb2Room, Rule: rule,
+					Speeds: [2]float64{2, 1}, Weights: scenario.weights, Load: 1,
+					Observed: scenario.observed, Room: hlb2Room, Rule: rule,
 				})
 				if err != nil {
 					return err
@@ -91,13 +94,14 @@ func hlb2(ctx context.Context, r *run) error {
 	return nil
 }
 
-// order is a statement that one quantity is smaller than another one.
+// order is a statement of the paper that one quantity is smaller than another one.
 type order struct {
 	small, large string
-	a, b         float64
+	a, b         float64 // the computed values of small and large
 }
 
-// hlb2Statements returns the statements of section III-A with the durations by scenario and rule.
+// hlb2Statements returns the statements of section III-A about durations, given the durations by
+// scenario and rule.
 func hlb2Statements(d [3][4]float64) []order {
 	all, half, wrong := d[0], d[1], d[2]
 	return []order{

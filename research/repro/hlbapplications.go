@@ -10,7 +10,7 @@ import (
 
 // hlb22 has flows with three stages, CPU, IO and CPU, from table IV.
 func hlb22(ctx context.Context, r *run) error {
-	rivals, err := rivals(everyRival[:len(everyRival)-1]...)
+	rivals, err := rivals(realRivals...)
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,9 @@ func hlb22(ctx context.Context, r *run) error {
 	}
 	r.remark("With the balanced type and IO used by 80%%, HLB / best of the others is %.3f.",
 		ratio(less.of(0, "HLB"), less.best(0, "HLB")))
-	r.remark("The Oracle is left out: that of the simulator knows the processors' work only.")
-	r.remark("The rate uses 90%% of what the cluster has most need of: of IO, which all servers have alike, from the balanced type on.")
+	r.remark("The Oracle is left out, because that of the simulator only knows the work of " +
+		"processors.")
+	r.remark("The rate uses 90%% of the resource that flows use most. From the balanced type on, " +
+		"this is IO, of which all servers have the same.")
 	return nil
 }

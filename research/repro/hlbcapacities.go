@@ -31,8 +31,8 @@ func hlb10(ctx context.Context, r *run) error {
 	r.drawFCT(c, "FCT, 128 servers, 4 balancers", x, true)
 	at := slices.Index(loads, 0.885)
 	for _, other := range []struct{ name, below string }{{"LSQ", "24.64"}, {"SED", "25.59"}} {
-		below := ratioOf(c.of(at, "HLB"), c.of(at, other.name), p90OfRun)
-		below = sim.Estimate{Value: 100 * (1 - below.Value), Half: 100 * below.Half}
+		ratio := ratioOf(c.of(at, "HLB"), c.of(at, other.name), p90OfRun)
+		below := sim.Estimate{Value: 100 * (1 - ratio.Value), Half: 100 * ratio.Half}
 		r.about("p90 of HLB below that of "+other.name+" at 88.5%, %", other.below, below.Value,
 			sampled(below, r.hlbRuns(), hlb10PaperRuns), "")
 	}
@@ -66,8 +66,8 @@ func (r *run) compareHLB10(c *contest, loads []float64) {
 			"work of a flow is 500 ms")
 }
 
-// drawFromSYN draws rivals that count flows from the SYN beside the same rivals that count
-// established flows, as all others do.
+// drawFromSYN draws LSQ, SED and HLB twice: counting established flows, as in all other charts, and
+// counting flows from their SYN.
 func (r *run) drawFromSYN(ctx context.Context, loads []float64, x places) error {
 	established, err := rivals("LSQ", "SED", "HLB")
 	if err != nil {
@@ -122,15 +122,15 @@ func hlb12(ctx context.Context, r *run) error {
 		}
 		r.shorter(c, 1, "LSQ", "SED", ", 2x, 90%")
 		r.shorter(c, 2, "LSQ", "SED", ", 4x, 90%")
-		times := c.of(2, "SED").Estimate(func(run *sim.RunResult) float64 {
+		ratio := c.of(2, "SED").Estimate(func(run *sim.RunResult) float64 {
 			sums := halves(run, func(s *sim.ServerUse) float64 { return float64(s.Connections) })
 			return sums[1] / sums[0]
 		})
 		r.about(
 			"flows that SED gives the powerful half over the others, 4x, 90%",
 			"12.14",
-			times.Value,
-			sampled(times, r.hlbRuns(), hlbPaperRuns),
+			ratio.Value,
+			sampled(ratio, r.hlbRuns(), hlbPaperRuns),
 			"with 12.14 the powerful half would have more than it can serve",
 		)
 	}
@@ -150,7 +150,7 @@ func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis pl
 				Name: fmt.Sprintf("%s, %.0f%%", norm.name, 100*load), Style: chart.Bars, Points: indexed(ratios...),
 			})
 			if norm.parameter != "" {
-				continue // a variant, only for the eye
+				continue // the paper does not have this norm
 			}
 			for i := range clusters[1:] {
 				names := axis.axis.Categories

@@ -51,8 +51,8 @@ func balancerClusters(balancers ...int) ([]hlbCluster, places) {
 	return clusters, categories("balancers", names...)
 }
 
-// config is a run of 80000 flows. Only those that arrive in the middle half count (HLB, footnote
-// 10). The rate of arrivals uses the given share of the resource that the flows use most.
+// config returns the configuration of a run of 80000 flows. Only those that arrive in the middle
+// half are measured (HLB, footnote 10). The load is that of the resource that the flows use most.
 func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, error) {
 	method, _, err := spec.Build()
 	if err != nil {
@@ -62,13 +62,15 @@ func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, erro
 	c := &sim.Config{
 		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, h.balancers),
 		FlowTable: h.flowTable,
-		Network:   sim.Network{ClientBalancer: delay, BalancerServer: delay, ServerServer: delay, ServerClient: delay},
+		Network: sim.Network{
+			ClientBalancer: delay, BalancerServer: delay, ServerServer: delay, ServerClient: delay,
+		},
 		Jobs:      []sim.Job{{Share: 1, Stages: h.jobs}},
 		Arrivals:  sim.Poisson{Rate: h.rate(load)},
 		Placement: method, Connections: 80_000, Warmup: 0.25, Cooldown: 0.25, Timeout: 40, Silent: true,
 	}
 	for i := range h.servers {
-		group := 2 * i / h.servers
+		group := 2 * i / h.servers // the half, 0 or 1
 		c.Servers = append(c.Servers, sim.Server{
 			Name: fmt.Sprintf("server-%d", i), Group: int32(group), CPUs: h.cpus[group], Speed: 1, IOSpeed: 1,
 			Discipline: sim.FIFO, Backlog: 64,
@@ -77,16 +79,16 @@ func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, erro
 	return c, nil
 }
 
-// rate returns the number of arrivals per second that uses a share of the resource that the flows
-// use most.
-func (h hlbCluster) rate(share float64) float64 {
-	var work [2]float64 // for processors and IO
+// rate returns the number of arrivals per second that cause a load of the resource that the flows
+// use most: of the processors, or of the IO queues.
+func (h hlbCluster) rate(load float64) float64 {
+	var work [2]float64 // of a flow, by queue
 	for _, stage := range h.jobs {
 		work[stage.Queue] += stage.Work.Mean()
 	}
-	half := float64(h.servers) / 2
-	most := work[sim.CPU] / (half * float64(h.cpus[0]+h.cpus[1]))
-	return share / max(most, work[sim.IO]/float64(h.servers))
+	processors := float64(h.servers) / 2 * float64(h.cpus[0]+h.cpus[1])
+	queues := float64(h.servers) // of IO
+	return load / max(work[sim.CPU]/processors, work[sim.IO]/queues)
 }
 
 // powerful returns the share of the flows on the half with more processors.
@@ -105,7 +107,7 @@ func queueRatio(result *sim.Result) sim.Estimate {
 	})
 }
 
-// halves returns the sums of a value of the servers, for each half.
+// halves returns the sum of a value over the servers of each half.
 func halves(run *sim.RunResult, value func(*sim.ServerUse) float64) (sums [2]float64) {
 	for i := range run.Servers {
 		sums[2*i/len(run.Servers)] += value(&run.Servers[i])

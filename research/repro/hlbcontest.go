@@ -19,10 +19,14 @@ type rival struct {
 	spec placement.Spec
 }
 
-// everyRival lists the placements of section V-C.
-var everyRival = []string{"ECMP", "WCMP", "AWCMP", "LSQ", "GSQ2", "SED", "HLB", "Oracle"}
+// realRivals are the placements of section V-C that do not know the work of flows. everyRival also
+// has the Oracle, which knows it.
+var (
+	realRivals = []string{"ECMP", "WCMP", "AWCMP", "LSQ", "GSQ2", "SED", "HLB"}
+	everyRival = append(slices.Clone(realRivals), "Oracle")
+)
 
-// nameOfPlacement returns the name here of a placement that a paper names.
+// nameOfPlacement returns the name that package placement has for a placement of the paper.
 func nameOfPlacement(paper string) string {
 	if paper == "LSQ" {
 		return "least-queue"
@@ -51,8 +55,7 @@ func rivals(names ...string) ([]rival, error) {
 // established flows.
 const countedFromSYN = ", from the SYN"
 
-// fromSYN returns the placements with the given names, which must be LSQ, SED and HLB. They count
-// flows from the SYN.
+// fromSYN returns rivals that count flows from the SYN. The names must be LSQ, SED or HLB.
 func fromSYN(names ...string) ([]rival, error) {
 	list, err := rivals(names...)
 	if err != nil {
@@ -102,8 +105,7 @@ func settings(clusters []hlbCluster, load float64, rivals []rival) []setting {
 	return list
 }
 
-// contest is the results of rivals in several settings. All settings have rivals with the same
-// names.
+// contest has the results of several settings. All settings have rivals of the same names.
 type contest struct {
 	rivals  []rival
 	results [][]*sim.Result // by setting and rival
@@ -180,7 +182,9 @@ func (r *run) shorter(c *contest, setting int, one, other, where string) {
 
 // chart draws a value of all results, with one series for each rival, and one point for each
 // setting.
-func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate) chart.Chart {
+func (r *run) chart(
+	c *contest, title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate,
+) chart.Chart {
 	style := chart.Marked
 	if len(x.axis.Categories) > 0 {
 		style = chart.Bars
@@ -189,13 +193,12 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 	for i, rival := range c.rivals {
 		series := chart.Series{Name: rival.name, Style: style}
 		if all, ok := strings.CutSuffix(rival.name, "2"); ok {
-			// The same rival with all servers instead of two random ones, if the chart has it.
-			series.Like = all
+			series.Like = all // HLB2 has the colour of HLB, if the chart has HLB
 		}
 		if established, ok := strings.CutSuffix(rival.name, countedFromSYN); ok {
 			series.Like = established
 			if style == chart.Marked {
-				series.Style = chart.Dashed // bars are hollow
+				series.Style = chart.Dashed // bars need no other style: package chart makes them hollow
 			}
 		}
 		for j, at := range x.at {
@@ -209,9 +212,9 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 	return drawn
 }
 
-// cutOff returns the value at which bars are cut off, or 0 for nowhere. Otherwise very high bars
-// would make the differences between the others invisible. It is twice the upper quartile, if that
-// saves at least a quarter of the axis.
+// cutOff returns the value at which bars are cut off, or 0 if none are. Next to very high bars, the
+// differences between the others would be invisible. The value is twice the upper quartile, if that
+// is less than three quarters of the highest bar.
 func cutOff(series []chart.Series) float64 {
 	var values []float64
 	for _, s := range series {

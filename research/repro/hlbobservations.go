@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
+// hlb13 compares placements that look at all servers with those that look at two random ones.
 func hlb13(ctx context.Context, r *run) error {
 	rivals, err := rivals("GSQ", "GSQ2", "LSQ", "LSQ2", "SED", "SED2", "HLB", "HLB2", "Oracle", "Oracle2")
 	if err != nil {
@@ -32,6 +33,7 @@ func hlb13(ctx context.Context, r *run) error {
 	return nil
 }
 
+// hlb14 draws HLB's weights, and the queues of the two halves, by the number of balancers.
 func hlb14(ctx context.Context, r *run) error {
 	clusters, axis := balancerClusters(1, 2, 4, 8)
 	weights := chart.Chart{Title: "Weights that HLB gives the halves, 90%", X: axis.axis, Y: chart.Axis{Label: "ratio of weights"}}
@@ -91,7 +93,7 @@ func hlb15(ctx context.Context, r *run) error {
 			Y:      chart.Axis{Label: "score at a balancer, over the mean"},
 			Series: []chart.Series{{Name: "1 processor", Style: chart.Marks}, {Name: "2 processors", Style: chart.Marks}},
 		}
-		for j := 0; j < len(b.work); j += 1 + len(b.work)/600 {
+		for j := 0; j < len(b.work); j += 1 + len(b.work)/600 { // at most 600 points
 			series := &c.Series[b.group[j]]
 			series.Points = append(series.Points, chart.Point{X: b.work[j], Y: b.score[j]})
 		}
@@ -103,20 +105,22 @@ func hlb15(ctx context.Context, r *run) error {
 	return nil
 }
 
-// belief contains the scores of servers on balancers, and the time that the servers need for their
-// present work. Each value is divided by the mean at its time.
+// belief collects what balancers assume, and what is true. An element is about one server, one
+// balancer and one time.
 type belief struct {
-	work, score []float64
-	group       []int32
+	work  []float64 // time that the server needs for its work, over the mean of all servers
+	score []float64 // score of the server on the balancer, over the mean on that balancer
+	group []int32   // half of the server
 }
 
+// look adds the elements of the present time.
 func (b *belief) look(w sim.World) {
 	n := w.Servers()
 	work := make([]float64, n)
 	for s := range work {
 		work[s] = w.Work(int32(s)) / w.Server(int32(s)).Capacity()
 	}
-	mean := stat.Mean(work, nil)
+	meanWork := stat.Mean(work, nil)
 	for i := range w.Balancers() {
 		scored := w.Placement(int32(i)).(interface{ Score(server int32) float64 })
 		scores := make([]float64, n)
@@ -125,7 +129,8 @@ func (b *belief) look(w sim.World) {
 		}
 		meanScore := stat.Mean(scores, nil)
 		for s := range scores {
-			b.work, b.score = append(b.work, work[s]/mean), append(b.score, scores[s]/meanScore)
+			b.work = append(b.work, work[s]/meanWork)
+			b.score = append(b.score, scores[s]/meanScore)
 			b.group = append(b.group, w.Server(int32(s)).Group)
 		}
 	}

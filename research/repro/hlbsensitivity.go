@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/research/sim/placement"
 )
 
+// hlb17 varies the interval between updates of the weights, of AWCMP and of HLB.
 func hlb17(ctx context.Context, r *run) error {
 	const ms = time.Millisecond
 	intervals := []time.Duration{100 * ms, 250 * ms, 500 * ms, 1000 * ms, 2000 * ms}
@@ -49,10 +50,10 @@ func hlb17(ctx context.Context, r *run) error {
 	r.draw(gain)
 
 	last := len(intervals) - 1
-	slower := func(name string) float64 { return c.mean(last, name) / c.mean(0, name) }
+	slowdown := func(name string) float64 { return c.mean(last, name) / c.mean(0, name) }
 	r.before("AWCMP every 0.1 s", "every 2 s", c.mean(0, "AWCMP"), c.mean(last, "AWCMP"), "")
-	r.before("what 2 s instead of 0.1 s cost HLB", "AWCMP", slower("HLB"), slower("AWCMP"),
-		"less affected, says the text")
+	r.before("slowdown of HLB by 2 s instead of 0.1 s", "AWCMP", slowdown("HLB"),
+		slowdown("AWCMP"), "less affected, says the text")
 	const after = 100
 	r.before(fmt.Sprintf("Kalman gain every 2 s, after %d s", after), "every 0.1 s",
 		gained[last].after(after), gained[0].after(after),
@@ -69,7 +70,7 @@ func gainChart(title string) chart.Chart {
 // gainsCompared is the time from the start at which figure 18b compares the gains, in seconds.
 const gainsCompared = 60
 
-// hlb18 draws results for three distributions of work, and the gains of HLB's filter.
+// hlb18 draws response times for three distributions of work, and the gains of HLB's filter.
 func hlb18(ctx context.Context, r *run) error {
 	rivals, err := rivals("HLB-FIX", "HLB", "Oracle")
 	if err != nil {
@@ -80,7 +81,8 @@ func hlb18(ctx context.Context, r *run) error {
 		return err
 	}
 	rivals = append(rivals, overMean)
-	watched := []int{0, 1, 3} // the rivals with a Kalman filter
+	const fix, hlb, mean = 0, 1, 3   // indexes of HLB-FIX, HLB and HLB over the mean
+	watched := []int{fix, hlb, mean} // all rivals with a Kalman filter
 	works := []float64{0.25, 0.5, 1}
 	gained := make([][]gains, len(works)) // by distribution and rival
 	axis := categories("mean work of a flow, lognormal", "0.25 s", "0.5 s", "1 s")
@@ -112,7 +114,7 @@ func hlb18(ctx context.Context, r *run) error {
 	oracle, least, most := 0.0, math.Inf(1), 0.0
 	for i := range works {
 		oracle = max(oracle, ratio(c.of(i, "HLB"), c.of(i, "Oracle")))
-		gain := gained[i][1].after(gainsCompared)
+		gain := gained[i][hlb].after(gainsCompared)
 		least, most = min(least, gain), max(most, gain)
 	}
 	r.notWorse("largest HLB / Oracle of the three distributions", oracle,
@@ -124,11 +126,11 @@ func hlb18(ctx context.Context, r *run) error {
 	r.remark("The text does not state the parameters of the three lognormal distributions; here " +
 		"their deviation is their mean.")
 	r.remark("After %d s the gains are %s, and %s over the mean. %s",
-		gainsCompared, gainsAfter(gained, 1), gainsAfter(gained, 3), normsDiffer)
+		gainsCompared, gainsAfter(gained, hlb), gainsAfter(gained, mean), normsDiffer)
 	return nil
 }
 
-// gainsAfter returns the gains of a rival after that time, for each distribution.
+// gainsAfter lists the gains of a rival after the time gainsCompared, for each distribution.
 func gainsAfter(gained [][]gains, rival int) string {
 	var list []string
 	for i := range gained {
@@ -156,12 +158,10 @@ func hlb19(ctx context.Context, r *run) error {
 		c.servers, c.cpus = 256, [2]int32{2, 4}
 		c.flowTable = sim.FlowTable{Buckets: buckets, Ways: 1}
 		clusters = append(clusters, c)
-		axis.axis.Categories, axis.at = append(
-			axis.axis.Categories,
-			fmt.Sprint(buckets),
-		), append(axis.at, float64(i))
+		axis.axis.Categories = append(axis.axis.Categories, fmt.Sprint(buckets))
+		axis.at = append(axis.at, float64(i))
 	}
-	least, most := 0, len(sizes)-1
+	smallest, largest := 0, len(sizes)-1
 	var byLoad []*contest
 	for _, load := range []float64{0.7, 0.9} {
 		c, err := r.compete(ctx, settings(clusters, load, append(rivals, early...)), r.hlbRuns())
@@ -170,19 +170,23 @@ func hlb19(ctx context.Context, r *run) error {
 		}
 		percent := fmt.Sprintf("%.0f%%", 100*load)
 		r.drawFCT(c, "FCT, 256 servers, "+percent, axis, false)
-		r.fastest(c, least, "HLB", ", 1024 buckets, "+percent,
+		r.fastest(c, smallest, "HLB", ", 1024 buckets, "+percent,
 			"the best performance with the smallest table, says the text")
-		cost := func(name string) float64 { return c.mean(least, name) / c.mean(most, name) }
+		slowdown := func(name string) float64 { return c.mean(smallest, name) / c.mean(largest, name) }
 		for _, other := range names[:2] {
-			r.before("what 1024 instead of 65536 buckets cost HLB", other+", "+percent, cost("HLB"),
-				cost(other), "less sensitive to the size of the table, says the text")
+			r.before("slowdown of HLB by 1024 instead of 65536 buckets", other+", "+percent,
+				slowdown("HLB"), slowdown(other),
+				"less sensitive to the size of the table, says the text")
 		}
 		byLoad = append(byLoad, c)
 	}
-	cost := func(name string) float64 { return byLoad[1].mean(least, name) / byLoad[0].mean(least, name) }
+	moderate, high := byLoad[0], byLoad[1]
+	slowdown := func(name string) float64 {
+		return high.mean(smallest, name) / moderate.mean(smallest, name)
+	}
 	for _, other := range names[:2] {
-		r.before("what 90% instead of 70% cost HLB", other+", 1024 buckets", cost("HLB"),
-			cost(other), "more robust to changes of the rate, says the text")
+		r.before("slowdown of HLB by 90% instead of 70%", other+", 1024 buckets",
+			slowdown("HLB"), slowdown(other), "more robust to changes of the rate, says the text")
 	}
 	return nil
 }

@@ -34,11 +34,12 @@ var (
 	})}}
 )
 
-const syntheticDemands = "The paper's testbed served Wikipedia's pages. The demands here are synthetic: " +
-	"exponential with a mean of 25 ms, which loads the processors with 85% at the paper's 680 queries a second."
+const syntheticDemands = "The paper's testbed served Wikipedia's pages. The demands here are " +
+	"synthetic: exponential with a mean of 25 ms, which loads the processors with 85% at the " +
+	"paper's 680 queries a second."
 
-// hlbTestbed returns a run of a number of seconds, in which flows use a share of the resource that
-// they use most.
+// hlbTestbed returns the configuration of a run of a rival, of a number of seconds. The load is the
+// share of the processors that the flows use, or of the disks if they read files.
 func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Config, error) {
 	method, _, err := one.spec.Build()
 	if err != nil {
@@ -58,7 +59,8 @@ func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Conf
 	}
 	for i, cpus := range []int32{2, 2, 2, 2, 4, 4, 4} {
 		c.Servers = append(c.Servers, sim.Server{
-			Name: fmt.Sprintf("server-%d", i), Group: cpus/2 - 1, CPUs: cpus, Speed: 1, IOSpeed: 1,
+			Name: fmt.Sprintf("server-%d", i), CPUs: cpus, Speed: 1, IOSpeed: 1,
+			Group:      cpus/2 - 1, // 0 for two processors, 1 for four
 			Discipline: sim.ProcessorSharing, Workers: 32, Backlog: 128,
 		})
 	}
@@ -123,7 +125,7 @@ func hlb20(ctx context.Context, r *run) error {
 			places{chart.Axis{Label: "mean added round trip, s"}, trips},
 			chart.Axis{Label: "mean FCT, s"}, (*sim.Result).Mean),
 	)
-	worst, bend := 0.0, 1.0
+	worst, bend := 0.0, 1.0 // bend is the largest factor between the FCT and a straight line
 	first, last := c.mean(0, "HLB"), c.mean(len(trips)-1, "HLB")
 	for i, trip := range trips {
 		worst = max(worst, c.mean(i, "HLB")/c.best(i, "HLB").Mean().Value)
@@ -137,14 +139,14 @@ func hlb20(ctx context.Context, r *run) error {
 	r.remark("%s", syntheticDemands)
 	r.remark("The text does not state the round trips. Their deviation here is a fifth of the " +
 		"mean, lognormal and independent for each packet. A flow counts as established when " +
-		"its client has answered, so counts are late by a round trip, and new flows go to the " +
-		"same server for so long.")
+		"its client has answered. So counts are late by a round trip, and in that time new " +
+		"flows go to the same server.")
 	return nil
 }
 
 // hlb21 compares three sorts of demand at a moderate and a high load.
 func hlb21(ctx context.Context, r *run) error {
-	rivals, err := rivals(everyRival[:len(everyRival)-1]...)
+	rivals, err := rivals(realRivals...)
 	if err != nil {
 		return err
 	}
@@ -156,7 +158,8 @@ func hlb21(ctx context.Context, r *run) error {
 		len(demands)*len(loads),
 		func(condition, i int) (*sim.Config, error) {
 			demand := demands[condition/len(loads)]
-			// As many flows for each demand as the resource serves.
+			// In a time in proportion to the work, a processor or disk serves as many flows of
+			// each demand.
 			seconds := pick(r, 2000.0, 8000.0) * demand[0].Work.Mean()
 			return hlbTestbed(rivals[i], demand, loads[condition%len(loads)], seconds)
 		},
@@ -198,7 +201,7 @@ func hlb21(ctx context.Context, r *run) error {
 func hlb23(ctx context.Context, r *run) error {
 	const change, speed = 30, 0.5
 	seconds := pick(r, 150.0, 300.0)
-	rivals, err := rivals(everyRival[:len(everyRival)-1]...)
+	rivals, err := rivals(realRivals...)
 	if err != nil {
 		return err
 	}
@@ -236,7 +239,9 @@ func hlb23(ctx context.Context, r *run) error {
 	}
 	r.draw(over)
 	r.draw(chart.Chart{
-		Title: "Weights that HLB gives the powerful servers over the others", X: chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "ratio of weights"},
+		Title:  "Weights that HLB gives the powerful servers over the others",
+		X:      chart.Axis{Label: "time, s"},
+		Y:      chart.Axis{Label: "ratio of weights"},
 		Series: []chart.Series{{Name: "HLB", Points: weights.points()}},
 	})
 	before, after := weights.mean(change/2, change), weights.mean(seconds-change, seconds)
@@ -255,13 +260,14 @@ func hlb23(ctx context.Context, r *run) error {
 // groupWeightsInterval is the time in seconds between two samples of the weights.
 const groupWeightsInterval = 2.5
 
-// groupWeights are the ratios of HLB's mean weights of the second group of servers to those of the
-// first, as sums over runs and by sample.
+// groupWeights collects ratios over time: the mean weight that HLB gives the second group of
+// servers, divided by that of the first.
 type groupWeights struct {
 	mu          sync.Mutex // several runs are sampled at the same time
-	sums, count []float64
+	sums, count []float64  // sum and number of the ratios of each sample
 }
 
+// look adds the ratio of one run at one time.
 func (g *groupWeights) look(_ int, now float64, world sim.World) {
 	var sums, servers [2]float64
 	weighings(world, func(s int32, at weighing) {
@@ -278,6 +284,7 @@ func (g *groupWeights) look(_ int, now float64, world sim.World) {
 	g.count[at]++
 }
 
+// points returns the mean ratio of each sample.
 func (g *groupWeights) points() []chart.Point {
 	var points []chart.Point
 	for i := range g.sums {
@@ -287,7 +294,7 @@ func (g *groupWeights) points() []chart.Point {
 	return points
 }
 
-// mean returns the mean ratio of the samples after one time up to another one.
+// mean returns the mean ratio of the samples after the time from, up to the time to.
 func (g *groupWeights) mean(from, to float64) float64 {
 	sum, n := 0.0, 0.0
 	for _, p := range g.points() {

@@ -12,20 +12,21 @@ import (
 	"github.com/segue-lb/segue/research/sim/placement"
 )
 
-// hlbNorms are the values by which HLB divides durations before they become weights. The paper's is
-// the sum.
+// hlbNorms are the norms by which HLB divides durations before they become weights. parameter is
+// placement.Weights.Norm. The paper divides by the sum.
 var hlbNorms = []struct{ name, parameter string }{{"over the sum", ""}, {"over the mean", "mean"}}
 
-const normsDiffer = "The paper's formula has durations over their sum, so that with 128 servers all weights exp(-μ) are within about 1% of each other. " +
-	"Divided by their mean instead, the weights differ more."
+const normsDiffer = "The paper's formula divides durations by their sum. So with 128 servers, all " +
+	"weights exp(-μ) are within about 1% of each other. If durations are divided by their mean, " +
+	"the weights differ more."
 
-// weighing is the weights of HLB on a balancer, as a sample sees them.
+// weighing is the placement HLB on one balancer, with the methods that a sample calls.
 type weighing interface {
 	Weight(server int32) float64
 	Gain(server int32) float64
 }
 
-// weighings calls see for all servers on all balancers that run HLB.
+// weighings calls see for each server on each balancer. All balancers must run HLB.
 func weighings(w sim.World, see func(server int32, at weighing)) {
 	for b := range w.Balancers() {
 		at := w.Placement(int32(b)).(weighing)
@@ -35,16 +36,18 @@ func weighings(w sim.World, see func(server int32, at weighing)) {
 	}
 }
 
-// weightRatios simulates HLB. For each cluster it returns the weights of the first half of the
-// servers divided by those of the second half, as a mean over time and runs. infer.Norm describes
-// by what the durations are divided: by default by their sum, as the paper prints.
-func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load float64, norm string) ([]float64, error) {
+// weightRatios simulates HLB. For each cluster it returns the weights of the second half of the
+// servers, divided by those of the first half. Both are sums over all samples and runs. norm is by
+// what durations are divided (placement.Weights.Norm): by default their sum, as the paper prints.
+func (r *run) weightRatios(
+	ctx context.Context, clusters []hlbCluster, load float64, norm string,
+) ([]float64, error) {
 	hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Norm = norm })
 	if err != nil {
 		return nil, err
 	}
-	var mu sync.Mutex // several runs are sampled at the same time
-	sums := make([][2]float64, len(clusters))
+	var mu sync.Mutex                         // several runs are sampled at the same time
+	sums := make([][2]float64, len(clusters)) // by cluster and half
 	list := settings(clusters, load, []rival{hlb})
 	for i := range list {
 		list[i].watch = func(c *sim.Config, _ int) {
@@ -52,7 +55,9 @@ func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load floa
 			c.Sample = func(_ int, _ float64, world sim.World) {
 				mu.Lock()
 				defer mu.Unlock()
-				weighings(world, func(s int32, at weighing) { sums[i][world.Server(s).Group] += at.Weight(s) })
+				weighings(world, func(s int32, at weighing) {
+					sums[i][world.Server(s).Group] += at.Weight(s)
+				})
 			}
 		}
 	}
@@ -66,16 +71,17 @@ func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load floa
 	return ratios, nil
 }
 
-// gains are HLB's Kalman gains over time, as means over servers, balancers and runs. At each step
+// gains collects HLB's Kalman gains over time, from all servers, balancers and runs. At each step
 // the gain determines how far a measurement moves the estimate.
 type gains struct {
 	mu          sync.Mutex // several runs are sampled at the same time
-	sums, count []float64  // by sample
+	sums, count []float64  // sum and number of the gains of each sample
 }
 
 // gainInterval is the time in seconds between two samples of the gains.
 const gainInterval = 5
 
+// watch makes the runs of a configuration add their gains.
 func (g *gains) watch(c *sim.Config) {
 	c.SampleInterval = gainInterval
 	c.Sample = func(_ int, now float64, world sim.World) {
@@ -99,7 +105,7 @@ func (g *gains) after(seconds float64) float64 {
 	return g.sums[at] / g.count[at]
 }
 
-// series returns the gains from the first sample to the last.
+// series returns the mean gains from the first sample to the last.
 func (g *gains) series(name string, style chart.Style) chart.Series {
 	s := chart.Series{Name: name, Style: style}
 	for i := range g.sums {

@@ -62,6 +62,7 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 	return outcomes, store.writePage(store.withOthers(outcomes))
 }
 
+// makeOne makes a figure, unless its result is stored.
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
 	if result, ok := s.load(figure.Name); ok {
 		// The files may have been removed.
@@ -91,8 +92,8 @@ func pick[T any](r *run, quick, full T) T {
 	return full
 }
 
-// each calls do for 0 to n-1, with as many calls at once as there are workers, and reports the
-// progress. The result of do(i) must depend on i only.
+// each calls do for 0 to n-1, with up to Workers calls at once, and reports the progress. The
+// result of do(i) must depend on i only.
 func (r *run) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(max(1, r.Workers))

@@ -21,18 +21,20 @@ var shellFigures = []Figure{
 
 const shellServers, shellCandidates = 500, 2
 
-// churn is the number of connections that are reset after each number of reconfigurations. All
-// connections began at the same time.
+// churn is the share of the connections that are reset up to each reconfiguration, by the depth of
+// the history and the number of the reconfiguration. All connections began at the same time.
 type churn struct {
-	// By depth of the history of algorithm 1 of the paper, then by reconfigurations.
-	printed [][]float64
-	kept    [][]float64 // the same for a history that keeps unchanged entries
+	printed [][]float64 // with the history of algorithm 1 of the paper
+	kept    [][]float64 // with a history that keeps unchanged entries, as Segue's
 }
 
 // reconfigure changes the table several times: it removes a random server or inserts a new one.
-// For each depth, it follows the connections of all places of the table. A connection is lost for
-// good when its server is not in the history of its place: its next packet is answered by a reset.
-func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int) (*churn, error) {
+// For each depth, it follows a connection at each place, which is an entry of the table. A
+// connection is lost for good when its server is not in the history of its place: its next packet
+// is answered by a reset.
+func reconfigure(
+	ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int,
+) (*churn, error) {
 	rng := rand.New(rand.NewPCG(seed, experiment))
 	// There are names for all servers that are ever inserted.
 	servers := resiliencyServers(shellServers+changes, int(experiment))
@@ -48,15 +50,18 @@ func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes 
 	result := &churn{}
 	var kept []*tables.History
 	var printed []*printedHistory
-	var lostKept, lostPrinted [][]bool
+	var lostKept, lostPrinted [][]bool // by depth and place: the connection is lost
 	for _, depth := range depths {
 		h, err := tables.NewHistory(table.Rows, depth)
 		if err != nil {
 			return nil, err
 		}
-		kept, printed = append(kept, h), append(printed, newPrintedHistory(table, depth))
-		lostKept, lostPrinted = append(lostKept, make([]bool, len(table.Rows))), append(lostPrinted, make([]bool, len(table.Rows)))
-		result.kept, result.printed = append(result.kept, []float64{0}), append(result.printed, []float64{0})
+		kept = append(kept, h)
+		printed = append(printed, newPrintedHistory(table, depth))
+		lostKept = append(lostKept, make([]bool, len(table.Rows)))
+		lostPrinted = append(lostPrinted, make([]bool, len(table.Rows)))
+		result.kept = append(result.kept, []float64{0})
+		result.printed = append(result.printed, []float64{0})
 	}
 	for range changes {
 		if err := ctx.Err(); err != nil {
@@ -83,6 +88,7 @@ func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes 
 	return result, nil
 }
 
+// pickPresent returns the index of a random server that has not been removed.
 func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	for {
 		if i := rng.IntN(len(servers)); servers[i].Weight > 0 {
@@ -91,8 +97,8 @@ func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	}
 }
 
-// lose marks the places whose first server is not in their column. It returns the share of lost
-// places.
+// lose marks the places whose server in the first table is not in their present history, which
+// column returns. It returns the share of the marked places.
 func lose(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
 	n := 0
 	for place, server := range first.Rows {
@@ -104,11 +110,12 @@ func lose(lost []bool, first *tables.Table, column func(place int) []uint16) flo
 	return float64(n) / float64(len(lost))
 }
 
-// printedHistory is exactly algorithm 1 of SHELL. At each change all entries move down by one, and
-// the last one is lost. The new entry becomes the first. An equal entry below is removed.
+// printedHistory is exactly algorithm 1 of SHELL. At each change of the table, all entries of a
+// place move down by one, and the last one is lost. The place's server becomes the first entry. An
+// equal entry below it is removed.
 type printedHistory struct {
 	depth   int
-	columns [][]uint16
+	columns [][]uint16 // by place: its servers, the newest first
 }
 
 func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
@@ -119,6 +126,7 @@ func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
 	return h
 }
 
+// push applies the next table.
 func (h *printedHistory) push(t *tables.Table) {
 	for place, server := range t.Rows {
 		column := h.columns[place]
@@ -132,12 +140,14 @@ func (h *printedHistory) push(t *tables.Table) {
 
 func (h *printedHistory) column(place int) []uint16 { return h.columns[place] }
 
-// churns returns the means of the paper's five experiments, for each number of buckets.
+// churns returns the mean churn of several experiments, for each number of buckets. The paper has
+// five.
 func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, error) {
 	experiments, changes := pick(r, 2, 5), pick(r, 60, 200)
 	results := make([]*churn, len(buckets)*experiments)
 	err := r.each(ctx, len(results), func(ctx context.Context, i int) (err error) {
-		results[i], err = reconfigure(ctx, r.Seed, uint64(i%experiments), buckets[i/experiments], changes, depths)
+		experiment := uint64(i % experiments)
+		results[i], err = reconfigure(ctx, r.Seed, experiment, buckets[i/experiments], changes, depths)
 		return err
 	})
 	if err != nil {
@@ -165,12 +175,13 @@ func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, 
 	return means, nil
 }
 
-// finite returns the share of connections that are reset within n reconfigurations. A connection
-// sees another reconfiguration with probability q, which holds for exponential durations and a
-// constant rate.
+// finite returns, for each number of reconfigurations, the share of the connections that are reset
+// up to it, if connections end. infinite are the shares for connections that never end. After each
+// reconfiguration, a connection sees another one with probability q, as with exponential durations
+// and a constant rate of reconfigurations.
 func finite(infinite []float64, q float64) []float64 {
 	out := make([]float64, len(infinite))
-	reached := 1.0
+	reached := 1.0 // share of the connections that see n reconfigurations
 	for n := 1; n < len(infinite); n++ {
 		reached *= q
 		out[n] = out[n-1] + reached*(infinite[n]-infinite[n-1])
@@ -178,7 +189,7 @@ func finite(infinite []float64, q float64) []float64 {
 	return out
 }
 
-// calibrate returns the q with which connections without history are reset with the given
+// calibrate finds, by bisection, the q of finite with which connections are reset with the given
 // probability.
 func calibrate(infinite []float64, probability float64) float64 {
 	low, high := 0.0, 1.0
@@ -194,17 +205,19 @@ func calibrate(infinite []float64, probability float64) float64 {
 }
 
 func churnChart(title string, log bool) chart.Chart {
-	c := chart.Chart{Title: title, X: chart.Axis{Label: "reconfigurations, n"}, Y: chart.Axis{Label: "probability of a reset"}}
-	if log {
-		c.Y = chart.Axis{Label: "probability of a reset", Log: true}
+	return chart.Chart{
+		Title: title,
+		X:     chart.Axis{Label: "reconfigurations, n"},
+		Y:     chart.Axis{Label: "probability of a reset", Log: log},
 	}
-	return c
 }
 
+// against returns a series of values against the number of reconfigurations.
 func against(name string, style chart.Style, values []float64) chart.Series {
 	return chart.Series{Name: name, Style: style, Points: indexed(values...)}
 }
 
+// shell6 draws the share of reset connections for several depths of the history.
 func shell6(ctx context.Context, r *run) error {
 	depths := []int{1, 2, 3, 4, 5}
 	means, err := churns(ctx, r, []int{35591}, depths)
@@ -228,14 +241,16 @@ func shell6(ctx context.Context, r *run) error {
 	r.draw(infinite)
 	r.draw(bounded)
 	r.draw(kept)
-	const why = "durations and rates of the paper are from figures of two others; here durations are exponential, with the mean that gives 5% for h = 1"
+	const why = "the paper takes durations and rates from figures of two other papers; here " +
+		"durations are exponential, with the mean that gives 5% for h = 1"
 	for i, depth := range depths[1:] {
 		r.atMost(fmt.Sprintf("resets of connections that end, h = %d", depth), "0.01", last[i+1],
 			stated, why)
 	}
-	changed := finite(c.kept[1], calibrate(c.kept[0], 0.05))
+	second := finite(c.kept[1], calibrate(c.kept[0], 0.05)) // with h = 2, as in the third chart
 	r.remark(
-		"Durations are such that without history, h = 1, 5%% are reset, the paper's lower bound.")
+		"The mean duration is such that without a history (h = 1) 5%% of the connections are " +
+			"reset, which is the paper's lower bound.")
 	r.remark(
 		"At the paper's median rate of 13.5 reconfigurations a minute, that mean is %.1f s: a "+
 			"connection sees %.1f of them.", 60/13.5*q/(1-q), q/(1-q))
@@ -243,10 +258,11 @@ func shell6(ctx context.Context, r *run) error {
 		"reconfiguration, whether the place changed or not, since it drops duplicates only "+
 		"after it moved all entries down. The third chart drops duplicates first, as Segue "+
 		"does. Then %.2f%% of the connections that end are reset with h = 2.",
-		100*changed[len(changed)-1])
+		100*second[len(second)-1])
 	return nil
 }
 
+// shell7 draws the share of reset connections for several numbers of buckets.
 func shell7(ctx context.Context, r *run) error {
 	buckets := []int{4093, 8191, 16381, 35591, 65537}
 	const depth, named = 3, 35591
@@ -265,7 +281,7 @@ func shell7(ctx context.Context, r *run) error {
 	}
 	r.draw(infinite)
 	r.draw(bounded)
-	r.remark("The text names B = %d only, whose number is in figure 6. The other numbers of "+
-		"buckets are ours.", named)
+	r.remark("The text states only B = %d, which figure 6 also has. The other numbers of buckets "+
+		"are ours.", named)
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// simulate runs configurations with common random numbers.
+// simulate runs configurations. Run i has the same flows in all of them.
 func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]*sim.Result, error) {
 	return sim.RunAll(ctx, configs, sim.Options{
 		Seed: r.Seed, Runs: runs, Parallel: r.Workers,
@@ -18,8 +18,8 @@ func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]
 	})
 }
 
-// ratioOf returns the ratio of a value of two results: the mean of the ratios of single runs. Run i
-// of both has the same flows.
+// ratioOf returns the ratio of a value in result a to that in b: the mean of the ratios of single
+// runs. Run i has the same flows in both.
 func ratioOf(a, b *sim.Result, value func(*sim.RunResult) float64) sim.Estimate {
 	ratios := make([]float64, len(a.Runs))
 	for i := range ratios {
@@ -43,14 +43,13 @@ func largestRatio(a, b []*sim.Result) (at int, largest sim.Estimate) {
 	return at, largest
 }
 
-// times returns an estimate in another unit.
+// times multiplies an estimate by a factor, such as 100 for percent.
 func times(e sim.Estimate, factor float64) sim.Estimate {
 	return sim.Estimate{Value: e.Value * factor, Half: e.Half * factor}
 }
 
-// estimated is a point with the confidence interval as error bar. Quick figures have two or four
-// runs, and the intervals of so few runs would be many times the error. So they have no error
-// bars.
+// estimated is a point with the confidence interval as error bar. Quick figures have few runs. The
+// interval of so few runs is often many times the error, so quick figures have no error bars.
 func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
 	if r.Quick || math.IsNaN(e.Half) {
 		return chart.Point{X: x, Y: e.Value}
@@ -58,7 +57,7 @@ func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
 	return chart.Point{X: x, Y: e.Value, Low: e.Value - e.Half, High: e.Value + e.Half}
 }
 
-// cdf draws the distribution of response times up to the given time.
+// cdf returns the cumulative distribution of response times up to the given time, as a series.
 func cdf(name string, style chart.Style, result *sim.Result, longest float64) chart.Series {
 	s := chart.Series{Name: name, Style: style}
 	for i := range 201 {

@@ -19,7 +19,7 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 	const servers = 48
 	sizes := []int{1021, 4093, 16381, 65537}
 	experiments := pick(r, 4, 20)
-	steps := make([][2]float64, len(sizes)) // by size, with one candidate and with two
+	steps := make([][2]float64, len(sizes)) // mean steps by size, with one candidate and with two
 	for i, m := range sizes {
 		for e := range experiments {
 			rng := rand.New(rand.NewPCG(r.Seed, uint64(e)))
@@ -45,16 +45,16 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 			}, {Name: "1 + log log M / log M", Style: chart.Dashed},
 		},
 	}
-	most := 0.0
+	largest := 0.0
 	for i, m := range sizes {
 		ratio, log := steps[i][1]/steps[i][0], math.Log(float64(m))
-		most = max(most, ratio)
+		largest = max(largest, ratio)
 		c.Series[0].Points = append(c.Series[0].Points, chart.Point{X: float64(m), Y: ratio})
 		c.Series[1].Points = append(c.Series[1].Points,
 			chart.Point{X: float64(m), Y: 1 + math.Log(log)/log})
 	}
 	r.draw(c)
-	r.atMost("largest ratio of steps, two candidates / one", "1.368", most, stated, "")
+	r.atMost("largest ratio of steps, two candidates / one", "1.368", largest, stated, "")
 	last := steps[len(sizes)-1]
 	r.before("steps of one table with two candidates", "two tables with one", last[1], 2*last[0],
 		"M = 65537")
@@ -69,8 +69,8 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 	return nil
 }
 
-// randomPermutations returns permutations of a prime number of buckets with random offsets and
-// skips.
+// randomPermutations returns a permutation of the buckets for each server, with a random offset and
+// a random skip. The number of buckets must be prime.
 func randomPermutations(servers, buckets int, rng *rand.Rand) []tables.Permutation {
 	permutations := make([]tables.Permutation, servers)
 	for i := range permutations {
@@ -82,20 +82,23 @@ func randomPermutations(servers, buckets int, rng *rand.Rand) []tables.Permutati
 	return permutations
 }
 
-// algorithm3 is algorithm 3 of 6LB. Other than package tables, it counts the steps: how often it
-// looks at the next bucket of a permutation, free or not. There must be at least as many
-// permutations as candidates.
+// algorithm3 is algorithm 3 of 6LB. Servers take turns. In its turn, a server looks at the next
+// buckets of its permutation, until it finds one with fewer than the given number of candidates. It
+// becomes a candidate of that bucket. Unlike package tables, algorithm3 counts the steps: a step
+// looks at one bucket. There must be at least as many permutations as candidates.
 func algorithm3(
 	permutations []tables.Permutation,
 	buckets, candidates int,
 ) (rows []uint16, steps int) {
 	rows = make([]uint16, buckets*candidates)
-	filled := make([]int, buckets)
-	next, looked := make([]uint32, len(permutations)), make([]int, len(permutations))
+	filled := make([]int, buckets)            // by bucket: the number of candidates so far
+	next := make([]uint32, len(permutations)) // by server: the bucket to look at next
+	looked := make([]int, len(permutations))  // by server: the number of buckets so far
 	for i, p := range permutations {
 		next[i] = p.Offset
 	}
-	for n := 0; ; {
+	entries := 0 // filled entries of rows
+	for {
 		for i, p := range permutations {
 			for looked[i] < buckets {
 				bucket := next[i]
@@ -107,10 +110,10 @@ func algorithm3(
 				}
 				rows[int(bucket)*candidates+filled[bucket]] = uint16(i)
 				filled[bucket]++
-				n++
+				entries++
 				break
 			}
-			if n == buckets*candidates {
+			if entries == len(rows) {
 				return rows, steps
 			}
 		}
@@ -122,45 +125,54 @@ func algorithm3(
 func independentTablesFail(seed uint64, experiments int) (joint, apart float64, err error) {
 	for e := range experiments {
 		rng := rand.New(rand.NewPCG(seed, uint64(e)))
-		permutations := [2][]tables.Permutation{
-			randomPermutations(
-				resilientServers,
-				resilientBuckets,
-				rng,
-			), randomPermutations(resilientServers, resilientBuckets, rng),
-		}
-		removed := rng.Perm(resilientServers)[:8]
-		var together, first, second [2]*tables.Table // before and after the removal
-		for change := range 2 {
-			for _, build := range []struct {
-				into         *[2]*tables.Table
-				permutations []tables.Permutation
-				candidates   int
-			}{{&together, permutations[0], 2}, {&first, permutations[0], 1}, {&second, permutations[1], 1}} {
-				if build.into[change], err = tables.BuildPermuted(build.permutations, resilientBuckets, build.candidates); err != nil {
-					return 0, 0, err
-				}
-			}
-			for _, s := range removed {
-				permutations[0][s], permutations[1][s] = tables.Permutation{}, tables.Permutation{}
-			}
-		}
-		rate, err := tables.FailureRate(together[0], together[1])
+		first := randomPermutations(resilientServers, resilientBuckets, rng)
+		second := randomPermutations(resilientServers, resilientBuckets, rng)
+		jointBefore, apartBefore, err := bothKinds(first, second)
 		if err != nil {
 			return 0, 0, err
 		}
-		joint += rate / float64(experiments)
-		rate, err = tables.FailureRate(sideBySide(first[0], second[0]),
-			sideBySide(first[1], second[1]))
+		for _, s := range rng.Perm(resilientServers)[:8] {
+			first[s], second[s] = tables.Permutation{}, tables.Permutation{}
+		}
+		jointAfter, apartAfter, err := bothKinds(first, second)
 		if err != nil {
 			return 0, 0, err
 		}
-		apart += rate / float64(experiments)
+		jointRate, err := tables.FailureRate(jointBefore, jointAfter)
+		if err != nil {
+			return 0, 0, err
+		}
+		apartRate, err := tables.FailureRate(apartBefore, apartAfter)
+		if err != nil {
+			return 0, 0, err
+		}
+		joint += jointRate / float64(experiments)
+		apart += apartRate / float64(experiments)
 	}
 	return joint, apart, nil
 }
 
-// sideBySide returns a table whose rows have the server of the first table and that of the second.
+// bothKinds returns two tables of two candidates. The joint table has the first permutations only.
+// The other one consists of two independent tables of one candidate, one for each list of
+// permutations.
+func bothKinds(first, second []tables.Permutation) (joint, apart *tables.Table, err error) {
+	joint, err = tables.BuildPermuted(first, resilientBuckets, 2)
+	if err != nil {
+		return nil, nil, err
+	}
+	firstTable, err := tables.BuildPermuted(first, resilientBuckets, 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	secondTable, err := tables.BuildPermuted(second, resilientBuckets, 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	return joint, sideBySide(firstTable, secondTable), nil
+}
+
+// sideBySide joins two tables of one candidate. Each row of the result has the server of the first
+// table and that of the second.
 func sideBySide(first, second *tables.Table) *tables.Table {
 	t := &tables.Table{Buckets: first.Buckets, Candidates: 2, Servers: first.Servers}
 	for b := range first.Buckets {

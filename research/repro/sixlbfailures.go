@@ -20,10 +20,11 @@ const failureLoad = 0.71
 func sectionIID(ctx context.Context, r *run) error {
 	experiments := pick(r, 8, 20)
 	contenders := []contender{singleChoice, sr4, srDynamic}
-	kinds := []sim.EventKind{sim.ServerFail, sim.ApplicationFail}
+	failures := [][]sim.EventKind{nil, {sim.ServerFail}, {sim.ApplicationFail}}
+	const none, ofHost, ofApplication = 0, 1, 2 // indexes in failures
 	var b batches
 	for _, c := range contenders {
-		for _, failing := range [][]sim.EventKind{nil, kinds[:1], kinds[1:]} {
+		for _, failing := range failures {
 			for e := range experiments {
 				t := sixLBTestbed
 				t.experiment = e // another table for each experiment
@@ -35,8 +36,8 @@ func sectionIID(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	of := func(contender, failing, experiment int) *sim.RunResult {
-		return results[(contender*3+failing)*experiments+experiment].Runs[0]
+	of := func(contender, failure, experiment int) *sim.RunResult {
+		return results[(contender*len(failures)+failure)*experiments+experiment].Runs[0]
 	}
 	c := chart.Chart{
 		Title: fmt.Sprintf("New flows that fail while one of 48 servers does, ρ = %v", failureLoad),
@@ -49,19 +50,20 @@ func sectionIID(ctx context.Context, r *run) error {
 	}
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Bars}
-		var rejected, extra, fewer []float64
-		var mean [2]float64
+		var rejected, extra, fewer []float64      // see compareFailures
+		meanOfHost, meanOfApplication := 0.0, 0.0 // percent of the flows that fail
 		for e := range experiments {
-			reject := float64(of(i, 0, e).Hops) / float64(of(i, 0, e).Flows())
-			host, application := failed(of(i, 1, e)), failed(of(i, 2, e))
-			mean[0], mean[1] = mean[0]+100*host/float64(
-				experiments,
-			), mean[1]+100*application/float64(experiments)
+			undisturbed := of(i, none, e)
+			reject := float64(undisturbed.Hops) / float64(undisturbed.Flows())
+			host, application := failed(of(i, ofHost, e)), failed(of(i, ofApplication, e))
+			hostSC, applicationSC := failed(of(0, ofHost, e)), failed(of(0, ofApplication, e))
+			meanOfHost += 100 * host / float64(experiments)
+			meanOfApplication += 100 * application / float64(experiments)
 			rejected = append(rejected, 100*reject)
-			extra = append(extra, (host/failed(of(0, 1, e))-1)/reject)
-			fewer = append(fewer, (1-application/failed(of(0, 2, e)))/(1-reject))
+			extra = append(extra, (host/hostSC-1)/reject)
+			fewer = append(fewer, (1-application/applicationSC)/(1-reject))
 		}
-		series.Points = indexed(mean[:]...)
+		series.Points = indexed(meanOfHost, meanOfApplication)
 		c.Series[i] = series
 		if contender.name != singleChoice.name {
 			r.compareFailures(contender.name, experiments, sim.EstimateOf(rejected),
@@ -76,7 +78,9 @@ func sectionIID(ctx context.Context, r *run) error {
 	return nil
 }
 
-// compareFailures checks the shares of section II-D, relative to the p_R of runs without a failure.
+// compareFailures checks the statements of section II-D about a contender. rejected is p_R in
+// percent, measured without a failure. extra and fewer are by which share more flows (host) and
+// fewer flows (application) fail than with SC, relative to what the text states: p_R and 1 - p_R.
 func (r *run) compareFailures(name string, experiments int, rejected, extra, fewer sim.Estimate) {
 	if name == srDynamic.name {
 		r.about("p_R of "+name+", %", "50", rejected.Value, sampled(rejected, experiments, derived),
@@ -93,8 +97,8 @@ func failed(run *sim.RunResult) float64 {
 	return float64(run.Outcomes[sim.Lost]+run.Outcomes[sim.Refused]) / float64(run.Flows())
 }
 
-// addFailing adds a batch in which the first server fails at the start, if there is a kind of
-// failure. Balancers never learn of it.
+// addFailing adds a batch in which the first server fails at the start in the given way, if any.
+// Balancers never learn of the failure.
 func (b *batches) addFailing(t testbed, c contender, failing []sim.EventKind) {
 	b.add(t, c, t.rate(failureLoad))
 	if b.err != nil {
@@ -104,6 +108,6 @@ func (b *batches) addFailing(t testbed, c contender, failing []sim.EventKind) {
 	config.Warmup = 0.25
 	for _, kind := range failing {
 		config.Events = append(config.Events,
-			sim.Event{Kind: kind, Servers: []int32{0}, Detect: 1e9})
+			sim.Event{Kind: kind, Servers: []int32{0}, Detect: 1e9}) // seconds: after the end
 	}
 }

@@ -28,8 +28,10 @@ func steady(load float64, threshold int) (*model.Steady, error) {
 	return model.SRc(load, 1, threshold)
 }
 
-// loadCurves draws a value of each policy against the load.
-func loadCurves(title, label string, top float64, value func(*model.Steady) (float64, error)) (chart.Chart, error) {
+// loadCurves draws a value of each policy against the load. top is the end of the vertical axis.
+func loadCurves(
+	title, label string, top float64, value func(*model.Steady) (float64, error),
+) (chart.Chart, error) {
 	c := chart.Chart{
 		Title: title,
 		X:     chart.Axis{Label: "load λ", Min: 0, Max: 1},
@@ -62,6 +64,7 @@ func always(value func(*model.Steady) float64) func(*model.Steady) (float64, err
 	return func(s *model.Steady) (float64, error) { return value(s), nil }
 }
 
+// figure8a draws the mean response times of the model, with marks of simulations.
 func figure8a(ctx context.Context, r *run) error {
 	c, err := loadCurves("Expected response time", "E[T], mean service times", 10, always((*model.Steady).MeanResponse))
 	if err != nil {
@@ -84,9 +87,9 @@ func figure8a(ctx context.Context, r *run) error {
 // manyServers is a number of servers that is nearly infinite, as the model assumes.
 const manyServers = 10_000
 
-// settled returns a duration. After the first half of it, servers that start empty have a mean
-// number of flows within 0.1% of the steady state, by equation (1). The duration is at least the
-// given one.
+// settled returns how long a simulation must last whose servers start empty, and whose second half
+// is measured. By equation (1), the mean number of flows comes within 0.1% of the steady state in
+// the first half. The duration is at least the given one.
 func settled(ctx context.Context, load float64, threshold int, least float64) (float64, error) {
 	s, err := steady(load, threshold)
 	if err != nil {
@@ -127,8 +130,8 @@ func manyServersConfig(load float64, threshold int, duration float64) (*sim.Conf
 	return c, nil
 }
 
-// addManyServers marks the results of simulations, and returns their largest relative deviation
-// from the model.
+// addManyServers simulates many servers, marks the results in the chart, and returns their largest
+// relative deviation from the model.
 func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation float64, err error) {
 	loads := pick(r, []float64{0.7, 0.88}, []float64{0.5, 0.7, 0.8, 0.88, 0.95})
 	curves := pick(r, modelCurves[2:3], modelCurves[1:])
@@ -166,7 +169,8 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 	return deviation, nil
 }
 
-// crossing returns the load above which the first policy has the longer mean response time.
+// crossing finds, by bisection, the load above which SRc has a longer mean response time with the
+// threshold low than with the threshold high.
 func crossing(low, high int) (float64, error) {
 	from, to := 0.5, 1-1e-6
 	for to-from > 1e-9 {
@@ -234,8 +238,8 @@ func figure8d(_ context.Context, r *run) error {
 	}
 	r.draw(c)
 	r.remark(
-		"That SRc is never worse than SC is theorem 1 of the paper, which is proved. So it is " +
-			"a test of package model, and no comparison.")
+		"Theorem 1 of the paper, which is proved, states that SRc is never worse than SC. So a " +
+			"test of package model checks it, and no comparison is made here.")
 	return nil
 }
 
@@ -267,7 +271,8 @@ func figure8e(_ context.Context, r *run) error {
 }
 
 // deviation returns the standard deviation of the response times on servers with one core, first
-// come, first served. A flow that is the k-th on its server waits for k exponential times.
+// come, first served. The response time of a flow that is the k-th on its server is the sum of k
+// exponential times of mean 1: its mean is k, and the mean of its square is k(k+1).
 func deviation(s *model.Steady) float64 {
 	mean, square := 0.0, 0.0
 	for k := 1; s.AtLeast(k) > 1e-15; k++ {
@@ -278,15 +283,20 @@ func deviation(s *model.Steady) float64 {
 	return math.Sqrt(square - mean*mean)
 }
 
+// figure8f draws N'/N of equation (11): the servers that SR4 needs to keep a limit of the 90th
+// percentile, divided by those of single choice. Servers have one core.
 func figure8f(_ context.Context, r *run) error {
+	compare := func(limit float64) (model.Saving, error) {
+		return model.CompareServers(90, limit, 1, 4)
+	}
 	c := chart.Chart{
-		Title: "Servers that SR4 needs, of those of SC",
+		Title: "Servers that SR4 needs, relative to single choice (SC)",
 		X:     chart.Axis{Label: "limit μ0 of the 90th percentile, mean service times", Min: 2.3, Max: 20},
 		Y:     chart.Axis{Label: "N'/N", Max: 1},
 	}
 	series := chart.Series{Name: "SR4"}
 	for limit := 2.4; limit <= 20; limit += 0.1 {
-		saving, err := model.Save(90, limit, 1, 4)
+		saving, err := compare(limit)
 		if err != nil {
 			return err
 		}
@@ -294,7 +304,7 @@ func figure8f(_ context.Context, r *run) error {
 	}
 	c.Series = []chart.Series{series}
 	r.draw(c)
-	saving, err := model.Save(90, 6, 1, 4)
+	saving, err := compare(6)
 	if err != nil {
 		return err
 	}
@@ -302,6 +312,7 @@ func figure8f(_ context.Context, r *run) error {
 	return nil
 }
 
+// figure9 draws the probability that a server passes a flow on to one with more flows.
 func figure9(_ context.Context, r *run) error {
 	c, err := loadCurves("Wrongful rejections", "probability p_w", 0.2, always((*model.Steady).WrongfullyRejected))
 	if err != nil {

@@ -16,44 +16,51 @@ import (
 )
 
 // sixLBLoads are the 20 loads of section VI-B2. They include the loads that the text names.
-var sixLBLoads = []float64{0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.71, 0.75, 0.79, 0.83, 0.87, 0.89, 0.91, 0.93, 0.95, 0.98}
+var sixLBLoads = []float64{
+	0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.71, 0.75, 0.79, 0.83, 0.87, 0.89, 0.91,
+	0.93, 0.95, 0.98,
+}
 
 // oneBatch is the number of the papers' runs: one batch of queries for each load.
 const oneBatch = 1
 
-// compareHunters checks the statements of both papers about mean response times. The contenders
-// are those of hunters. "Up to 2.3 times" is a maximum over all loads, which the papers have at the
-// load that is heavy.
+// compareHunters checks the statements of both papers about mean response times. The results are
+// those of hunters, by load. According to the papers, single choice takes up to 2.3 times as long
+// as SR4. The papers have this maximum at the load heavy.
 func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy float64) {
+	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := slices.Index(loads, heavy)
-	largestAt, largest := largestRatio(results[0], results[1])
+	largestAt, largest := largestRatio(single, four)
 	r.about(
 		"largest SC / SR4 at any load",
 		"2.3",
 		largest.Value,
-		sampled(largest, len(results[0][0].Runs), oneBatch),
+		sampled(largest, len(single[0].Runs), oneBatch),
 		fmt.Sprintf("at ρ = %v; at ρ = %v it is %.2f", loads[largestAt], heavy,
-			ratioOf(results[0][at], results[1][at], meanOfRun).Value),
+			ratioOf(single[at], four[at], meanOfRun).Value),
 	)
 	r.about("load at which SC / SR4 is largest", fmt.Sprint(heavy), loads[largestAt], digits, "")
-	for i, name := range []string{"SR8", "SR16"} {
-		r.before("SR4", fmt.Sprintf("%s at ρ = %v", name, heavy), results[1][at].Mean().Value,
-			results[2+i][at].Mean().Value, "SR4 has the best response times, says the text")
-		_, worst := largestRatio(results[2+i], results[0])
-		r.atMost("largest "+name+" / SC at any load", "1", worst.Value,
-			sampled(worst, len(results[0][0].Runs), oneBatch),
+	for _, other := range []struct {
+		name    string
+		results []*sim.Result
+	}{{"SR8", eight}, {"SR16", sixteen}} {
+		r.before("SR4", fmt.Sprintf("%s at ρ = %v", other.name, heavy), four[at].Mean().Value,
+			other.results[at].Mean().Value, "SR4 has the best response times, says the text")
+		_, worst := largestRatio(other.results, single)
+		r.atMost("largest "+other.name+" / SC at any load", "1", worst.Value,
+			sampled(worst, len(single[0].Runs), oneBatch),
 			"better for all loads, says the text; at light loads there is no difference to see")
 	}
-	dynamic := 0.0
+	worst := 0.0 // SRdyn, relative to the best static policy
 	for j := range loads {
-		best := min(results[1][j].Mean().Value, results[2][j].Mean().Value,
-			results[3][j].Mean().Value)
-		dynamic = max(dynamic, results[4][j].Mean().Value/best)
+		best := min(four[j].Mean().Value, eight[j].Mean().Value, sixteen[j].Mean().Value)
+		worst = max(worst, dynamic[j].Mean().Value/best)
 	}
-	r.notWorse("largest SRdyn / best static policy at any load", dynamic,
+	r.notWorse("largest SRdyn / best static policy at any load", worst,
 		"close to the best static policy, says the text")
 }
 
+// figure10a draws the mean response times of the hunters by load, with those of the model.
 func figure10a(ctx context.Context, r *run) error {
 	results, err := r.sweep(ctx, sixLBTestbed, hunters, sixLBLoads, pick(r, 4, 10))
 	if err != nil {
@@ -75,10 +82,11 @@ func figure10a(ctx context.Context, r *run) error {
 	return nil
 }
 
-// addModel draws the results of section V for servers with two processors. It returns the largest
-// ratio between simulation and model, at least 1, for loads below 0.9 and for loads above.
+// addModel draws the response times of section V's model, for servers with two processors. It
+// returns by which factor simulation and model differ at most, at loads below 0.9 and at the
+// others. The factor is at least 1.
 func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (below, above float64, err error) {
-	for i, threshold := range []int{0, 4, 8, 16} {
+	for i, threshold := range []int{0, 4, 8, 16} { // of the first hunters; 0 is single choice
 		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed, Like: hunters[i].name}
 		value := func(rho float64) (float64, error) {
 			s, err := model.SRc(rho, 2, threshold)
@@ -115,6 +123,7 @@ func figure10b(ctx context.Context, r *run) error {
 	return r.loadsOverTime(ctx, sixLBTestbed, hunters, 0.89)
 }
 
+// figure10c draws the distributions of response times at a light and a heavy load.
 func figure10c(ctx context.Context, r *run) error {
 	runs := pick(r, 4, 10)
 	light, err := r.distributions(ctx, sixLBTestbed, hunters, 0.71, runs)
@@ -136,18 +145,19 @@ func figure10c(ctx context.Context, r *run) error {
 }
 
 // lightLoad checks the statements of both papers about mean response times at a light load. The
-// contenders are those of hunters.
+// results are those of hunters.
 func (r *run) lightLoad(results []*sim.Result, rho float64) {
+	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := fmt.Sprintf(" at ρ = %v", rho)
-	r.alike("SR16 / SC"+at, ratio(results[3], results[0]), "no improvement, says the text")
-	r.before("SR8", "SC"+at, results[2].Mean().Value, results[0].Mean().Value,
+	r.alike("SR16 / SC"+at, ratio(sixteen, single), "no improvement, says the text")
+	r.before("SR8", "SC"+at, eight.Mean().Value, single.Mean().Value,
 		"a small improvement, says the text")
-	r.before("SR4", "SR8"+at, results[1].Mean().Value, results[2].Mean().Value,
+	r.before("SR4", "SR8"+at, four.Mean().Value, eight.Mean().Value,
 		"a substantial improvement, says the text")
-	r.notWorse("SRdyn / SR4"+at, ratio(results[4], results[1]), "matches SR4, says the text")
+	r.notWorse("SRdyn / SR4"+at, ratio(dynamic, four), "matches SR4, says the text")
 }
 
-// figure11a finds the number of servers that SR4 needs to equal 48 servers with SC.
+// figure11a finds the number of servers with SR4 that are as fast as 48 servers with SC.
 func figure11a(ctx context.Context, r *run) error {
 	runs := pick(r, 4, 10)
 	rate := sixLBTestbed.rate(0.71)
@@ -201,8 +211,8 @@ func serversNeeded(target *sim.Result, results []*sim.Result, fewest int) []floa
 	return needed
 }
 
-// figure11b varies the size of the table. In a small table, the shares of servers depend on their
-// names.
+// figure11b varies the size of the table. In a small table, servers have unequal shares, which
+// depend on their names.
 func figure11b(ctx context.Context, r *run) error {
 	experiments := pick(r, 4, 10)
 	rate := sixLBTestbed.rate(0.71)
@@ -239,12 +249,13 @@ func figure11b(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	// The sizes, then single choice, then SR4 and single choice at the higher load.
+	// The means have the order of the batches: SR4 at each size, then single choice, then SR4 and
+	// single choice at the higher load.
 	means := make([]float64, len(sizes)+3)
 	for i, result := range results {
 		means[i/experiments] += result.Mean().Value / float64(experiments)
 	}
-	single := means[len(sizes)]
+	single, busierSR4, busierSingle := means[len(sizes)], means[len(sizes)+1], means[len(sizes)+2]
 	c := chart.Chart{
 		Title:  "Mean response time by size of the table, ρ = 0.71",
 		X:      chart.Axis{Label: "buckets, M", Log: true},
@@ -257,7 +268,8 @@ func figure11b(ctx context.Context, r *run) error {
 	}
 	r.draw(c)
 	at := func(m int) float64 { return means[slices.Index(sizes, m)] }
-	const why = "which servers are favoured follows from the paper's names of servers, which the text does not state"
+	const why = "the names of the servers determine which of them get larger shares; the text does " +
+		"not state the paper's names"
 	r.atMost("SR4 with M = 256 / SC", "1", at(256)/single, stated, why)
 	r.atLeast("SR4 with M = 128 / SC", "1", at(small)/single, stated, why)
 	r.alike("SR4 with M = 2048 / M = 65536", at(2048)/at(65536),
@@ -265,11 +277,12 @@ func figure11b(ctx context.Context, r *run) error {
 	r.differ("SR4 with M = 1024 / M = 65536", at(1024)/at(65536),
 		"a noticeable influence from M = 1024 down, says the text")
 	r.remark("Conjecture: the testbed's processors were busier than ρ. With %.0f%% of them used, "+
-		"SR4 with M = %d / SC is %.2f.", 100*busier, small, means[len(sizes)+1]/means[len(sizes)+2])
+		"SR4 with M = %d / SC is %.2f.", 100*busier, small, busierSR4/busierSingle)
 	return nil
 }
 
-// figure11e compares with policies that need a single balancer, or feedback outside the data path.
+// figure11e compares SC and SRdyn with the centralised policies: round-robin, and round-robin by
+// weights that follow feedback from the servers.
 func figure11e(ctx context.Context, r *run) error {
 	contenders := []contender{singleChoice, roundRobin, feedback, srDynamic}
 	t := sixLBTestbed
@@ -303,14 +316,15 @@ func figure11e(ctx context.Context, r *run) error {
 	return r.feedbackByInterval(ctx, t, 0.89)
 }
 
-// feedbackByInterval compares round-robin with feedback, for several polling intervals, with
-// SRdyn.
+// feedbackByInterval draws the response times of round-robin with feedback by the interval between
+// polls, and those of SRdyn for comparison.
 func (r *run) feedbackByInterval(ctx context.Context, t testbed, rho float64) error {
 	const ms = time.Millisecond
 	intervals := []time.Duration{200 * ms, 400 * ms, 600 * ms, 800 * ms, 1000 * ms}
 	contenders := []contender{srDynamic}
 	for _, interval := range intervals {
-		contenders = append(contenders, contender{feedback.name, func(testbed) placement.Spec { return feedbackEvery(interval) }})
+		every := func(testbed) placement.Spec { return feedbackEvery(interval) }
+		contenders = append(contenders, contender{feedback.name, every})
 	}
 	results, err := r.sweep(ctx, t, contenders, []float64{rho}, pick(r, 4, 10))
 	if err != nil {
@@ -331,7 +345,8 @@ func (r *run) feedbackByInterval(ctx context.Context, t testbed, rho float64) er
 	return nil
 }
 
-// figure11f gives jobs the lognormal distribution with the same median as the exponential one.
+// figure11f varies the deviation of the jobs. They have a lognormal distribution, whose median is
+// that of the exponential one.
 func figure11f(ctx context.Context, r *run) error {
 	median := sixLBTestbed.job.Mean() * math.Ln2
 	deviations := []float64{0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3}
@@ -361,7 +376,8 @@ func figure11f(ctx context.Context, r *run) error {
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Marked}
 		for j, deviation := range deviations {
-			series.Points = append(series.Points, r.estimated(deviation, results[i*len(deviations)+j].Mean()))
+			result := results[i*len(deviations)+j]
+			series.Points = append(series.Points, r.estimated(deviation, result.Mean()))
 		}
 		c.Series = append(c.Series, series)
 	}
@@ -370,6 +386,7 @@ func figure11f(ctx context.Context, r *run) error {
 	r.before("SRdyn", "SC, constant jobs", mean(1, 0), mean(0, 0), "")
 	r.before("SRdyn", "SC, most skewed jobs", mean(1, last), mean(0, last), "")
 	r.before("SRdyn", "round-robin, most skewed jobs", mean(1, last), mean(2, last), "")
-	r.remark("The rate is that of ρ = 0.71 for exponential jobs. As the median is kept, the mean of the jobs, and with it the load, grows with their deviation.")
+	r.remark("The rate is that of ρ = 0.71 for exponential jobs. The median of the jobs is " +
+		"constant, so their mean, and with it the load, grows with their deviation.")
 	return nil
 }

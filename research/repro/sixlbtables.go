@@ -19,17 +19,22 @@ import (
 // figure5 builds packets and measures the bytes that encapsulations add.
 func figure5(_ context.Context, r *run) error {
 	var (
-		client, vip = netip.MustParseAddrPort("[2001:db8::1]:40000"), netip.MustParseAddrPort("[2001:db8:80::1]:80")
-		sender      = netip.MustParseAddr("fd00:6c:0:1::")
-		segments    = []netip.Addr{netip.MustParseAddr("fd00:5:0:1:1::"), netip.MustParseAddr("fd00:5:0:2:1::")}
+		client   = netip.MustParseAddrPort("[2001:db8::1]:40000")
+		vip      = netip.MustParseAddrPort("[2001:db8:80::1]:80")
+		sender   = netip.MustParseAddr("fd00:6c:0:1::")
+		segments = []netip.Addr{
+			netip.MustParseAddr("fd00:5:0:1:1::"), netip.MustParseAddr("fd00:5:0:2:1::"),
+		}
 	)
 	frame := packet.TCP(client, vip)
 	extra := func(kind desired.Encapsulation, servers int) (float64, error) {
-		e := packet.Encap{Kind: kind, Sender: sender, Segments: segments[:servers], Whole: true, Source: sender, Destination: segments[0]}
-		out, err := packet.Encapsulate(frame, e)
+		out, err := packet.Encapsulate(frame, packet.Encap{
+			Kind: kind, Sender: sender, Segments: segments[:servers], Whole: true,
+			Source: sender, Destination: segments[0],
+		})
 		return float64(len(out) - len(frame)), err
 	}
-	var bytes [3][2]float64 // insert, encap, GRE: two servers, one
+	var bytes [3][2]float64 // by encapsulation, with two servers (new flow) and with one (pinned)
 	for i, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap, desired.GRE} {
 		for j, servers := range []int{2, 1} {
 			var err error
@@ -38,23 +43,32 @@ func figure5(_ context.Context, r *run) error {
 			}
 		}
 	}
-	// For two servers the paper adds up two tunnels. Its SRv6 encapsulation has the whole list in
-	// the header: the sender and all servers, behind an outer IPv6 header.
-	bytes[2][0] = 2 * bytes[2][1]
-	srh := func(path ...netip.Addr) float64 { return float64(40 + packet.NewSRH(0, path...).Len()) }
-	full := [2]float64{srh(sender, segments[0], segments[1]), srh(sender, segments[0])}
+	insert, encap, gre := bytes[0], bytes[1], bytes[2]
+	gre[0] = 2 * gre[1] // for two servers, the paper adds up two tunnels
+	// The paper's SRv6 encapsulation has the whole list in the header, the sender and all servers,
+	// behind an outer IPv6 header.
+	const ipv6Header = 40
+	outer := func(path ...netip.Addr) float64 {
+		return float64(ipv6Header + packet.NewSRH(0, path...).Len())
+	}
+	full := [2]float64{outer(sender, segments[0], segments[1]), outer(sender, segments[0])}
 
-	r.draw(chart.Chart{
+	c := chart.Chart{
 		Title: "Bytes that steering adds to a packet",
-		X:     chart.Axis{Label: "encapsulation", Categories: []string{"SRv6 insert", "SRv6 encap", "Segue's encap", "GRE"}},
-		Y:     chart.Axis{Label: "bytes"},
-		Series: []chart.Series{
-			{Name: "new flow", Style: chart.Bars, Points: indexed(bytes[0][0], full[0], bytes[1][0], bytes[2][0])},
-			{Name: "pinned flow", Style: chart.Bars, Points: indexed(bytes[0][1], full[1], bytes[1][1], bytes[2][1])},
+		X: chart.Axis{
+			Label:      "encapsulation",
+			Categories: []string{"SRv6 insert", "SRv6 encap", "Segue's encap", "GRE"},
 		},
-	})
-	r.remark("All numbers are sums of header sizes, as in the paper. So they are tests, and no " +
-		"comparisons.")
+		Y: chart.Axis{Label: "bytes"},
+	}
+	for i, name := range []string{"new flow", "pinned flow"} {
+		c.Series = append(c.Series, chart.Series{
+			Name: name, Style: chart.Bars, Points: indexed(insert[i], full[i], encap[i], gre[i]),
+		})
+	}
+	r.draw(c)
+	r.remark("All numbers are sums of header sizes, as in the paper. So tests check them, and no " +
+		"comparison is made here.")
 	r.remark("Segue's encapsulation leaves the sender out of the list, and needs no list for a " +
 		"single server; it does not do VXLAN.")
 	return nil
@@ -69,10 +83,11 @@ func indexed(values ...float64) []chart.Point {
 	return points
 }
 
-// figure6 runs algorithm 3 on the example of the paper. The numbers in circles in the figure are
-// steps.
+// figure6 builds the tables of the paper's example with algorithm 3.
 func figure6(_ context.Context, r *run) error {
-	permutations := []tables.Permutation{{Offset: 4, Skip: 1}, {Offset: 1, Skip: 2}, {Offset: 5, Skip: 5}, {Offset: 6, Skip: 1}}
+	permutations := []tables.Permutation{
+		{Offset: 4, Skip: 1}, {Offset: 1, Skip: 2}, {Offset: 5, Skip: 5}, {Offset: 6, Skip: 1},
+	}
 	before, err := tables.BuildPermuted(permutations, 7, 2)
 	if err != nil {
 		return err
@@ -85,7 +100,7 @@ func figure6(_ context.Context, r *run) error {
 	for i, panel := range []struct {
 		title string
 		table *tables.Table
-		paper []uint16
+		paper []uint16 // the paper's table: the two candidates of each bucket
 	}{
 		{"Before the removal of instance 0", before, []uint16{3, 1, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 3, 0}},
 		{"After the removal of instance 0", after, []uint16{3, 1, 1, 2, 3, 1, 1, 2, 3, 2, 2, 1, 3, 2}},
@@ -128,7 +143,7 @@ func resiliencyServers(n, experiment int) []tables.Server {
 	return servers
 }
 
-// withoutSome sets the weight of k random servers to 0.
+// withoutSome returns the servers after the removal of k random ones: their weight is 0.
 func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server {
 	rest := slices.Clone(servers)
 	for _, i := range rng.Perm(len(rest))[:k] {
@@ -141,10 +156,12 @@ func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server
 const resilientServers, resilientBuckets, resilientExperiments = 1000, 65537, 20
 
 // multiplesFail returns the failure rates with one choice and with two, when k servers are
-// removed. The servers have the permutations of section III-A: the multiples of a generator for
-// each server. The text does not state the generators.
-func multiplesFail(seed uint64, experiments, k int, generator func(server int, rng *rand.Rand) uint32) (rates [2]float64, err error) {
-	for i := range 2 * experiments {
+// removed. The permutation of a server consists of the multiples of a generator, as in section
+// III-A. Each server has its own generator, which the text does not state.
+func multiplesFail(
+	seed uint64, experiments, k int, generator func(server int, rng *rand.Rand) uint32,
+) (rates [2]float64, err error) {
+	for i := range 2 * experiments { // each experiment with one candidate, and then with two
 		candidates, rng := 1+i%2, rand.New(rand.NewPCG(seed, uint64(i/2)))
 		permutations := make([]tables.Permutation, resilientServers)
 		for s := range permutations {
@@ -170,16 +187,18 @@ func multiplesFail(seed uint64, experiments, k int, generator func(server int, r
 	return rates, nil
 }
 
-// the generators 1, 2, 3 and so on, and random ones
+// ascending gives the servers the generators 1, 2, 3 and so on.
 func ascending(server int, _ *rand.Rand) uint32 { return uint32(server + 1) }
 
+// anyGenerator gives each server a random generator.
 func anyGenerator(_ int, rng *rand.Rand) uint32 { return 1 + rng.Uint32N(resilientBuckets-1) }
 
-// figure7 has the set-up of section III-B1.
+// figure7 removes k servers from a table, and draws the share of the flows that fail, with one
+// choice and with two (section III-B1).
 func figure7(ctx context.Context, r *run) error {
 	const servers, buckets = resilientServers, resilientBuckets
 	experiments := pick(r, 4, resilientExperiments)
-	rates := make([][2][mostGone + 1]float64, experiments)
+	rates := make([][2][mostGone + 1]float64, experiments) // by experiment, candidates - 1 and k
 	err := r.each(ctx, 2*experiments, func(ctx context.Context, i int) error {
 		experiment, candidates := i/2, 1+i%2
 		rng := rand.New(rand.NewPCG(r.Seed, uint64(experiment)))
@@ -216,15 +235,16 @@ func figure7(ctx context.Context, r *run) error {
 		},
 	}
 	var sum [2][mostGone + 1]float64
-	fewer := make([]float64, mostGone+1)
-	best := 1
+	fewer := make([]float64, mostGone+1) // by k: how many percent fewer flows fail with two choices
+	best := 1                            // the k at which fewer is largest
 	for k := range mostGone + 1 {
 		for candidates := range 2 {
 			for _, experiment := range rates {
 				sum[candidates][k] += experiment[candidates][k]
 			}
 			y := 100 * sum[candidates][k] / float64(experiments)
-			c.Series[candidates].Points = append(c.Series[candidates].Points, chart.Point{X: float64(k), Y: y})
+			series := &c.Series[candidates]
+			series.Points = append(series.Points, chart.Point{X: float64(k), Y: y})
 		}
 		if k > 0 {
 			fewer[k] = 100 * (1 - sum[1][k]/sum[0][k])
@@ -248,8 +268,10 @@ func figure7(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.remark("With the multiples of generators as permutations, which section III-A suggests, %.1f%% and %.1f%% of the flows fail at k = 8 "+
-		"with one choice and two, if the generators are 1, 2, 3 and so on, and %.1f%% and %.1f%% if they are random. Here offsets are random too.",
+	r.remark("Section III-A suggests the multiples of generators as permutations. With these, "+
+		"%.1f%% of the flows fail at k = 8 with one choice, and %.1f%% with two, if the generators "+
+		"are 1, 2, 3 and so on. If they are random, %.1f%% and %.1f%% fail. The permutations of "+
+		"the chart also have random offsets.",
 		100*neighbours[0], 100*neighbours[1], 100*random[0], 100*random[1])
 	return nil
 }
@@ -275,7 +297,7 @@ const (
 )
 
 // resets counts the flows that are reset when servers are removed, by the number of removed
-// servers: all flows, and those of remaining servers.
+// servers. extra are those of them whose server remains.
 type resets [mostRemoved + 1]struct{ all, extra float64 }
 
 // countResets lets the servers of the first balancer accept long-lived flows with SR8, or with SC
@@ -288,7 +310,7 @@ func countResets(seed uint64, experiment, candidates int) (r resets, err error) 
 	if err != nil {
 		return r, err
 	}
-	placed := placeLongFlows(before, resetFlows, 8, rng)
+	placed := placeLongFlows(before, resetFlows, 8, rng) // by bucket
 	for k := range r {
 		left := withoutSome(servers, k, rng)
 		after, err := tables.Build(left, resetBuckets, candidates)
@@ -298,9 +320,9 @@ func countResets(seed uint64, experiment, candidates int) (r resets, err error) 
 		for bucket, taken := range placed {
 			for _, server := range taken {
 				switch {
-				case left[server].Weight == 0:
+				case left[server].Weight == 0: // removed
 					r[k].all++
-				case !slices.Contains(after.Row(bucket), server):
+				case !slices.Contains(after.Row(bucket), server): // the balancer does not find it
 					r[k].all++
 					r[k].extra++
 				}
@@ -310,9 +332,11 @@ func countResets(seed uint64, experiment, candidates int) (r resets, err error) 
 	return r, nil
 }
 
+// figure11d draws the share of long-lived flows that are reset when servers are removed and another
+// balancer gets all packets.
 func figure11d(ctx context.Context, r *run) error {
 	experiments := pick(r, 10, 100)
-	counted := make([]resets, 2*experiments)
+	counted := make([]resets, 2*experiments) // of each experiment, with SC and then with SR8
 	err := r.each(ctx, len(counted), func(_ context.Context, i int) (err error) {
 		counted[i], err = countResets(r.Seed, i/2, 1+i%2)
 		return err
@@ -322,34 +346,40 @@ func figure11d(ctx context.Context, r *run) error {
 	}
 
 	c := chart.Chart{
-		Title:  "Flows reset when x servers go and the balancer changes",
-		X:      chart.Axis{Label: "servers removed, x", Max: mostRemoved},
-		Y:      chart.Axis{Label: "flows reset, %"},
-		Series: []chart.Series{{Name: "SC", Style: chart.Marked}, {Name: "SR8", Style: chart.Marked}, {Name: "unavoidable", Style: chart.Dashed}},
+		Title: "Flows reset when x servers go and the balancer changes",
+		X:     chart.Axis{Label: "servers removed, x", Max: mostRemoved},
+		Y:     chart.Axis{Label: "flows reset, %"},
+		Series: []chart.Series{
+			{Name: "SC", Style: chart.Marked}, {Name: "SR8", Style: chart.Marked},
+			{Name: "unavoidable", Style: chart.Dashed},
+		},
 	}
 	extra := chart.Chart{
 		Title: "Of these, flows of servers that are still there", X: c.X, Y: c.Y,
 		Series: []chart.Series{{Name: "SC", Style: chart.Marked}, {Name: "SR8", Style: chart.Marked}},
 	}
-	var largest [2]sim.Estimate
+	var largest [2]sim.Estimate // for SC and SR8: the largest share of avoidable resets
 	for k := range mostRemoved + 1 {
+		x := float64(k)
 		var all, avoidable [2]float64 // in percent, for SC and SR8
 		for i := range counted {
 			all[i%2] += counted[i][k].all * 100 / float64(resetFlows*experiments)
 			avoidable[i%2] += counted[i][k].extra * 100 / float64(resetFlows*experiments)
 		}
 		for i := range 2 {
-			c.Series[i].Points = append(c.Series[i].Points, chart.Point{X: float64(k), Y: all[i]})
-			extra.Series[i].Points = append(extra.Series[i].Points, chart.Point{X: float64(k), Y: avoidable[i]})
+			c.Series[i].Points = append(c.Series[i].Points, chart.Point{X: x, Y: all[i]})
+			extra.Series[i].Points = append(extra.Series[i].Points,
+				chart.Point{X: x, Y: avoidable[i]})
 			if avoidable[i] > largest[i].Value {
 				largest[i] = sim.EstimateOf(extraResets(counted, i, k))
 			}
 		}
-		c.Series[2].Points = append(c.Series[2].Points, chart.Point{X: float64(k), Y: 100 * float64(k) / resetServers})
+		c.Series[2].Points = append(c.Series[2].Points, chart.Point{X: x, Y: 100 * x / resetServers})
 	}
 	r.draw(c)
 	r.draw(extra)
-	const why = "how many servers the paper removes is not in the text; most flows are reset where 4 to 6 servers go"
+	const why = "the text does not state how many servers the paper removes; here, most extra " +
+		"resets occur when 4 to 6 servers are removed"
 	const paperExperiments = 10
 	for i, name := range []string{"SC", "SR8"} {
 		r.atMost("most extra resets with "+name+", %", []string{"4", "2"}[i], largest[i].Value,

@@ -35,6 +35,7 @@ type record struct {
 	Result Result
 }
 
+// openStore makes the directory of the figures, unless it exists.
 func openStore(s Settings) (*store, error) {
 	code, err := digestOfProgram()
 	if err != nil {
@@ -77,8 +78,8 @@ func (s *store) load(name string) (Result, bool) {
 	return r.Result, true
 }
 
-// withOthers adds the stored figures that are not among the outcomes. The result has the order of
-// Figures.
+// withOthers returns the outcomes, and those stored figures that are not among them, in the order
+// of Figures.
 func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	var all []Outcome
 	rest := slices.Clone(outcomes)

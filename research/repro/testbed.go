@@ -25,7 +25,7 @@ type testbed struct {
 	queries   uint64
 	buckets   int
 	job       sim.Distribution
-	// random takes any servers as candidates. Otherwise they come from the table.
+	// random tells that the candidates are random servers. Otherwise the table has them.
 	random bool
 	// experiment is part of the servers' names, and so determines the table.
 	experiment int
@@ -47,6 +47,7 @@ type contender struct {
 	spec func(t testbed) placement.Spec
 }
 
+// single returns single choice: a server by the hash of the flow, or by the table if there is one.
 func single(t testbed) placement.Spec {
 	if t.random {
 		return &placement.ECMP{}
@@ -54,7 +55,7 @@ func single(t testbed) placement.Spec {
 	return &placement.Hash{Candidates: 1, Buckets: t.buckets}
 }
 
-// sr returns SRc with a threshold.
+// sr returns SRc with c = threshold.
 func sr(threshold int) func(testbed) placement.Spec {
 	return func(t testbed) placement.Spec { return &placement.SR{Hunt: t.hunt(), Threshold: threshold} }
 }
@@ -67,16 +68,22 @@ var (
 	}}
 	roundRobin = contender{"round-robin", func(testbed) placement.Spec { return &placement.RoundRobin{} }}
 	// feedback polls every 200 ms, as section VI-B7 of 6LB.
-	feedback = contender{"feedback", func(testbed) placement.Spec { return feedbackEvery(200 * time.Millisecond) }}
-	hunters  = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
+	feedback = contender{"feedback", func(testbed) placement.Spec {
+		return feedbackEvery(200 * time.Millisecond)
+	}}
+	// hunters are the contenders of most figures. Functions rely on their order.
+	hunters = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
 )
 
+// feedbackEvery returns round-robin by weights from polls of the servers, as in 6LB.
 func feedbackEvery(interval time.Duration) placement.Spec {
-	return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: interval}, Formula: placement.Formula6LB}
+	return &placement.WeightedRoundRobin{
+		Polled: placement.Polled{Interval: interval}, Formula: placement.Formula6LB,
+	}
 }
 
-// config is a batch of queries to empty servers, at a number of queries per second. All of them
-// are measured.
+// config returns the configuration of a batch of queries to empty servers, at a rate in queries per
+// second. All queries are measured.
 func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
 	method, policy, err := c.spec(t).Build()
 	if err != nil {
@@ -100,7 +107,7 @@ func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
 // rate returns the number of arrivals per second that load the processors with rho.
 func (t testbed) rate(rho float64) float64 { return rho * float64(2*t.servers) / t.job.Mean() }
 
-// batches returns the configurations of testbeds, or the first error.
+// batches collects configurations, one for each batch, and the errors of making them.
 type batches struct {
 	configs []*sim.Config
 	err     error
@@ -119,8 +126,10 @@ func (r *run) simulateBatches(ctx context.Context, b *batches, runs int) ([]*sim
 	return r.simulate(ctx, b.configs, runs)
 }
 
-// sweep contains the mean response times of contenders at several loads: result[contender][load].
-func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, loads []float64, runs int) ([][]*sim.Result, error) {
+// sweep simulates contenders at several loads. It returns the results by contender and load.
+func (r *run) sweep(
+	ctx context.Context, t testbed, contenders []contender, loads []float64, runs int,
+) ([][]*sim.Result, error) {
 	var b batches
 	for _, c := range contenders {
 		for _, rho := range loads {
@@ -135,7 +144,9 @@ func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, load
 }
 
 // meanChart draws the mean response times of a sweep.
-func (r *run) meanChart(title string, contenders []contender, loads []float64, results [][]*sim.Result) chart.Chart {
+func (r *run) meanChart(
+	title string, contenders []contender, loads []float64, results [][]*sim.Result,
+) chart.Chart {
 	c := chart.Chart{
 		Title: title,
 		X:     chart.Axis{Label: "load of the processors, ρ", Max: 1},
@@ -151,8 +162,8 @@ func (r *run) meanChart(title string, contenders []contender, loads []float64, r
 	return c
 }
 
-// dispersed checks a statement of the text about the distributions at high load: those of single
-// choice, which is the first, are longer and wider than all others.
+// dispersed checks a statement of the text about response times at high load: with single choice,
+// which is the first result, their mean and their deviation are the largest.
 func (r *run) dispersed(results []*sim.Result, rho float64) {
 	mean, deviation := 0.0, 0.0
 	for _, result := range results[1:] {
@@ -163,9 +174,11 @@ func (r *run) dispersed(results []*sim.Result, rho float64) {
 	r.before("largest deviation of the others", at, deviation, results[0].Response.Deviation(), "")
 }
 
-// distributions draws the response times of contenders at one load, up to the 98th percentile of
-// the first contender.
-func (r *run) distributions(ctx context.Context, t testbed, contenders []contender, rho float64, runs int) ([]*sim.Result, error) {
+// distributions draws the distributions of the contenders' response times at one load, up to the
+// 98th percentile of the first contender. It returns the results.
+func (r *run) distributions(
+	ctx context.Context, t testbed, contenders []contender, rho float64, runs int,
+) ([]*sim.Result, error) {
 	results, err := r.sweep(ctx, t, contenders, []float64{rho}, runs)
 	if err != nil {
 		return nil, err
@@ -189,10 +202,11 @@ func (r *run) distributions(ctx context.Context, t testbed, contenders []contend
 	return flat, nil
 }
 
-// loadsOverTime draws the mean number of open flows, and Jain's index of these numbers, over one
-// batch. It smooths both as the papers do, by an exponential moving average with a time constant
-// of one second. Open flows are busy workers, as long as there are free workers. The first two
-// contenders are single choice and SR4, which the texts compare.
+// loadsOverTime draws, over one batch, the mean number of open flows of a server, and Jain's index
+// of these numbers. It smooths both as the papers do, by an exponential moving average with a time
+// constant of one second. The papers draw busy workers, which are as many as open flows while a
+// server has free workers. The first two contenders must be single choice and SR4, which the texts
+// compare.
 func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contender, rho float64) error {
 	const interval = 0.5
 	load := chart.Chart{
@@ -209,8 +223,8 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	for _, config := range b.configs {
 		config.Every = interval
-		// The batch has no number of queries, but the mean duration of that number of queries. The
-		// papers do not show the load that remains after the last arrival.
+		// The arrivals end after the mean time of as many queries, and not after a number of
+		// queries. The papers do not show the load that remains after the last arrival.
 		config.Connections, config.Duration = 0, float64(t.queries)/t.rate(rho)
 	}
 	results, err := r.simulateBatches(ctx, &b, 1)
@@ -244,5 +258,5 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	return nil
 }
 
-// ratio returns the mean response time of one result, divided by that of another.
+// ratio returns the mean response time of result a, divided by that of b.
 func ratio(a, b *sim.Result) float64 { return a.Mean().Value / b.Mean().Value }

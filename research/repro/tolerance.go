@@ -11,23 +11,23 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Rule is the rule from which the tolerance of a row follows. A row names its rule, and the rule
-// knows only the paper's number, how it was read and how much runs scatter. So no tolerance follows
-// from the result.
+// Rule is the rule by which a check gets its tolerance. The tolerance follows from the paper's
+// number, from how it was read, and from how much runs scatter. It never follows from the distance
+// between the measured value and the paper's.
 type Rule string
 
 // The rules.
 const (
-	// PrintedDigits allows half a unit of the last digit that the paper prints. It is for numbers
-	// that are computed.
+	// PrintedDigits allows half a unit of the last digit that the paper prints. It is for computed
+	// numbers.
 	PrintedDigits Rule = "printed digits"
-	// MonteCarlo adds the 95% confidence interval of the difference between the mean of the runs
-	// here and the mean of as many runs as the paper has. It is for numbers that are simulated.
+	// MonteCarlo adds to that the 95% confidence interval of the difference between the mean of the
+	// runs here and the mean of as many runs as the paper has. It is for simulated numbers.
 	MonteCarlo Rule = "Monte Carlo, 95%"
-	// Drawing allows 5%, which is how well two curves or bars of a drawing can be told apart. It is
-	// for results that the text calls equal, close or different, without a number.
+	// Drawing allows 5%: two curves or bars of a drawing that differ by less look alike. It is for
+	// results that the text calls equal, close or different, without a number.
 	Drawing Rule = "drawing, 5%"
-	// Stated allows nothing. It is for orders and bounds, such as "A is better than B".
+	// Stated allows no difference. It is for orders and bounds, such as "A is better than B".
 	Stated Rule = "as stated"
 )
 
@@ -39,12 +39,13 @@ var Rules = []struct {
 	{PrintedDigits, "half a unit of the last digit that the paper prints, for computed numbers"},
 	{
 		MonteCarlo,
-		"the printed digits, and the 95% confidence interval of the difference between the mean of the runs here " +
-			"and the mean of as many runs as the paper has",
+		"the printed digits, and the 95% confidence interval of the difference between the mean " +
+			"of the runs here and the mean of as many runs as the paper has",
 	},
 	{
 		Drawing,
-		"5%, within which two curves of a drawing look alike, where the text says equal, close or different without a number",
+		"5%, within which two curves of a drawing look alike, where the text says equal, close or " +
+			"different without a number",
 	},
 	{Stated, "nothing, for orders and bounds"},
 }
@@ -55,10 +56,10 @@ const drawingError = 0.05
 // numericError is the relative error of computed numbers. Comparisons ignore it.
 const numericError = 1e-7
 
-// allowance is a rule with what it needs to know.
+// allowance is a rule with the scatter of the runs.
 type allowance struct {
 	rule    Rule
-	scatter float64 // for MonteCarlo: half the width of the confidence interval
+	scatter float64 // half the width of the confidence interval; for MonteCarlo only
 }
 
 var (
@@ -67,9 +68,9 @@ var (
 	stated = allowance{rule: Stated}
 )
 
-// sampled is the rule MonteCarlo for an estimate of a number of runs, and a paper with its number
-// of runs. The interval of the mean of n runs is wider by √(1 + n/m) if it is compared with the
-// mean of m other runs. A paper that derives its number has derived runs: the number is exact.
+// sampled is the rule MonteCarlo for an estimate e from n runs, and a paper with m runs. The
+// interval of the difference of both means is √(1 + n/m) times as wide as that of e. With derived
+// in place of m, the paper's number is exact.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
 	if paperRuns == derived {
 		return allowance{MonteCarlo, e.Half}
@@ -77,10 +78,11 @@ func sampled(e sim.Estimate, runs, paperRuns int) allowance {
 	return allowance{MonteCarlo, e.Half * math.Sqrt(1+float64(runs)/float64(paperRuns))}
 }
 
-// derived is the number of runs of a paper that does not measure a number.
+// derived, as a number of runs, says that the paper derives its number and does not measure it.
 const derived = 0
 
-// tolerance returns the allowed difference from a claim whose printed form is given.
+// tolerance returns the allowed difference from a claim. printed is the number as the paper prints
+// it.
 func (a allowance) tolerance(c Claim, printed string) float64 {
 	rounding := 0.0
 	if c.Relation == About {
@@ -160,6 +162,7 @@ func (r *run) equal(quantity string, ratio sim.Estimate, note string) {
 	})
 }
 
+// check adds a check of a measured value. paper is the number as the paper prints it.
 func (r *run) check(
 	quantity string,
 	relation Relation,
@@ -170,7 +173,8 @@ func (r *run) check(
 ) {
 	claim := Claim{relation, mustParse(paper)}
 	r.add(Check{
-		Quantity: quantity, Paper: claim, Measured: measured, Rule: by.rule, Tolerance: by.tolerance(claim, paper), Note: note,
+		Quantity: quantity, Paper: claim, Measured: measured,
+		Rule: by.rule, Tolerance: by.tolerance(claim, paper), Note: note,
 	})
 }
 

@@ -108,6 +108,7 @@ type Point struct{ At, Factor float64 }
 
 // Factor implements Curve.
 func (p Points) Factor(at float64) float64 {
+	// i is the index of the first point after the time.
 	i, _ := slices.BinarySearchFunc(p, at, func(point Point, at float64) int {
 		if point.At <= at {
 			return -1

@@ -7,13 +7,14 @@ import (
 	"math"
 )
 
-// balancer is the state of a balancer. The interfaces that its placement has are determined once.
+// balancer is the state of a balancer.
 type balancer struct {
 	alive     bool
 	weight    float64
 	salt      uint64 // makes the hash of the edge router different for each balancer
 	view      Balancer
 	placement Placement
+	// The optional interfaces of the placement. Those that it does not have are nil.
 	accepter  Accepter
 	connecter Connecter
 	closer    Closer
@@ -52,26 +53,32 @@ func (b *balancer) begin(m Method) error {
 	return nil
 }
 
-// ignorant tells whether the end of a flow changes nothing for the balancer.
-func (b *balancer) ignorant() bool { return b.closer == nil && b.entries == nil }
+// ignoresEnds tells whether the end of a flow changes nothing for the balancer.
+func (b *balancer) ignoresEnds() bool { return b.closer == nil && b.entries == nil }
 
-// claim takes an entry of the flow table, if one is free.
+// bucket returns the bucket of a flow: the number of the bucket's entries in use. It scales the
+// upper 32 bits of the flow's hash to the number of buckets.
+func (b *balancer) bucket(key uint64) *uint16 {
+	return &b.entries[key>>32*uint64(len(b.entries))>>32]
+}
+
+// claim takes an entry of the flow table. It returns false if the flow's bucket has none free.
 func (b *balancer) claim(key uint64) bool {
 	if b.entries == nil {
 		return true
 	}
-	bucket := &b.entries[key>>32*uint64(len(b.entries))>>32]
-	if *bucket == b.ways {
+	used := b.bucket(key)
+	if *used == b.ways {
 		return false
 	}
-	*bucket++
+	*used++
 	return true
 }
 
-// unclaim frees the entry.
+// unclaim frees the entry of a flow.
 func (b *balancer) unclaim(key uint64) {
 	if b.entries != nil {
-		b.entries[key>>32*uint64(len(b.entries))>>32]--
+		*b.bucket(key)--
 	}
 }
 
@@ -94,6 +101,8 @@ func (e *engine) edgeChoice(key uint64) int32 {
 	return choice
 }
 
+// unequalChoice is edgeChoice for balancers of different weights. Each balancer gets an exponential
+// time, divided by its weight. The shortest time wins: so shares are in proportion to the weights.
 func (e *engine) unequalChoice(key uint64) int32 {
 	best, choice := never, int32(none)
 	for _, i := range e.peers {
@@ -177,7 +186,7 @@ func (e *engine) passOn(f, next int32) {
 	flow := &e.flows[f]
 	offer := &e.transits[flow.transit].Offer
 	flow.hops++
-	flow.forced = next < offer.At
+	flow.forced = next < offer.At // sent back: that server must take it
 	offer.At = next
 	e.send(e.delay(&e.config.Network.ServerServer, f), offerAtServer, f)
 }
@@ -193,7 +202,7 @@ func (e *engine) offeredToDead(f, s int32) {
 	switch {
 	case !e.servers[s].passes:
 		e.end(f, Lost)
-	case e.agentOf(s) == nil || flow.forced || offer.Last():
+	case e.agentOf(s) == nil || flow.forced || offer.Last(): // it cannot pass the flow on
 		e.end(f, Refused)
 	default:
 		load := e.load(s)
@@ -203,7 +212,9 @@ func (e *engine) offeredToDead(f, s int32) {
 	}
 }
 
-// take lets a server take a flow.
+// take lets a server take a flow. The server tells the balancer, and answers the client with a
+// SYN-ACK. The client's acknowledgement and request then pass the balancer on their way to the
+// server.
 func (e *engine) take(f, s int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
@@ -265,14 +276,14 @@ func (e *engine) end(f int32, outcome Outcome) {
 	e.tellEnd(f, e.respond(f, outcome, back))
 }
 
-// respond counts the end of a flow, of which its client learns after the delay back. It returns the
-// delay until the client has done with the flow.
+// respond counts the end of a flow. The client learns of it after the delay back. respond returns
+// the delay after which the client closes the flow.
 func (e *engine) respond(f int32, outcome Outcome, back float64) float64 {
 	flow := &e.flows[f]
 	response := e.now + back - flow.sent
 	limit := e.config.Timeout
 	switch {
-	case flow.lost: // lost before; the result of its server does not count
+	case flow.lost: // the client no longer reached the server; what the server did does not count
 		outcome = Broken
 	case limit > 0 && outcome == Completed && response > limit:
 		outcome = TimedOut
@@ -286,10 +297,10 @@ func (e *engine) respond(f int32, outcome Outcome, back float64) float64 {
 	return back
 }
 
-// tellEnd tells the balancer that a flow has ended, after the delay until the client does so.
+// tellEnd tells the balancer that a flow has ended, which the client closes after the delay back.
 func (e *engine) tellEnd(f int32, back float64) {
 	flow := &e.flows[f]
-	if !flow.tracked || e.balancers[flow.balancer].ignorant() {
+	if !flow.tracked || e.balancers[flow.balancer].ignoresEnds() {
 		e.forget(f)
 		return
 	}
@@ -301,8 +312,8 @@ func (e *engine) tellEnd(f int32, back float64) {
 	e.send(back+e.delay(&e.config.Network.ClientBalancer, f), closedAtBalancer, f)
 }
 
-// fallIdle ends the response of a flow that the client keeps open for a time. A client that has
-// given up closes the connection.
+// fallIdle handles the end of a response after which the client keeps the connection open for the
+// time idle. A client that has given up closes the connection at once.
 func (e *engine) fallIdle(f int32, idle float64) {
 	flow := &e.flows[f]
 	back := e.respond(f, Completed, e.delay(&e.config.Network.ServerClient, f))
@@ -379,7 +390,7 @@ func (e *engine) forget(f int32) {
 // step does the periodic work of a placement.
 func (e *engine) step(i int32) {
 	b := &e.balancers[i]
-	// Otherwise the step belongs to the time before the balancer failed.
+	// A step at another time was scheduled before the balancer failed and was added again.
 	if b.alive && e.now == b.nextStep {
 		b.stepper.Step()
 		e.scheduleStep(i)
@@ -398,12 +409,13 @@ type probe struct {
 	load             Load
 }
 
+// probe sends a probe from a balancer to a server.
 func (e *engine) probe(balancer int, server int32) {
 	p := probe{balancer: int32(balancer), server: server}
 	i := int32(len(e.probes))
-	if n := len(e.idle); n > 0 {
-		i = e.idle[n-1]
-		e.idle = e.idle[:n-1]
+	if n := len(e.idleProbes); n > 0 {
+		i = e.idleProbes[n-1]
+		e.idleProbes = e.idleProbes[:n-1]
 		e.probes[i] = p
 	} else {
 		e.probes = append(e.probes, p)
@@ -419,7 +431,7 @@ func (e *engine) probeDelay() float64 {
 func (e *engine) probed(i int32) {
 	p := &e.probes[i]
 	if !e.servers[p.server].alive {
-		e.idle = append(e.idle, i)
+		e.idleProbes = append(e.idleProbes, i)
 		return
 	}
 	p.load = e.load(p.server)
@@ -429,7 +441,7 @@ func (e *engine) probed(i int32) {
 // answered handles the answer that arrives at the balancer.
 func (e *engine) answered(i int32) {
 	p := e.probes[i]
-	e.idle = append(e.idle, i)
+	e.idleProbes = append(e.idleProbes, i)
 	if b := &e.balancers[p.balancer]; b.alive && b.prober != nil {
 		b.prober.Probed(p.server, p.load)
 	}

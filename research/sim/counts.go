@@ -15,7 +15,10 @@ type Counts struct {
 
 // NewCounts returns counts of n servers. All counts are 0, and no server is eligible.
 func NewCounts(n int) *Counts {
-	c := &Counts{count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n), boundary: make([]int32, 2, 64)}
+	c := &Counts{
+		count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n),
+		boundary: make([]int32, 2, 64), // of the counts 0 and 1
+	}
 	for s := range c.place {
 		c.place[s] = none
 	}
@@ -33,6 +36,7 @@ func (c *Counts) Add(s int32) {
 		c.boundary = append(c.boundary, int32(len(c.order)))
 	}
 	if c.place[s] != none {
+		// The last place of the old count becomes the first of count n.
 		c.boundary[n]--
 		c.swap(s, c.boundary[n])
 	}
@@ -42,6 +46,7 @@ func (c *Counts) Add(s int32) {
 func (c *Counts) Remove(s int32) {
 	n := c.count[s]
 	if c.place[s] != none {
+		// The first place of count n becomes the last of the count below.
 		c.swap(s, c.boundary[n])
 		c.boundary[n]++
 	}

@@ -39,8 +39,8 @@ type engine struct {
 
 	flows        []flow
 	transits     []transit
-	idleTransits []int32
-	free         int32 // the first free flow
+	idleTransits []int32 // indexes in transits that are not in use
+	free         int32   // the first free flow
 
 	queue    eventQueue
 	services *Tournament // for each slot, the time at which its next flow leaves
@@ -56,7 +56,7 @@ type engine struct {
 	live       []int32 // the servers that balancers consider live
 	peers      []int32 // the balancers at work
 	probes     []probe
-	idle       []int32 // probe structures that are not in use
+	idleProbes []int32 // indexes in probes that are not in use
 
 	source   Source
 	arriving bool
@@ -207,7 +207,7 @@ func (e *engine) nextArrival() {
 	if !ok || c.Duration > 0 && e.arrival >= c.Duration {
 		e.arriving, e.arrival = false, never
 		e.result.LastArrival, e.until = e.now, e.now
-		if ok {
+		if ok { // flows would still arrive after Duration
 			e.until = c.Duration
 		}
 		if e.meter.open {
@@ -246,7 +246,10 @@ func (e *engine) arrive() {
 
 // newborn returns a flow whose client has just sent the SYN.
 func newborn(key, number uint64, now float64) flow {
-	return flow{Flow: Flow{Key: key, Number: number, Server: none, transit: none}, sent: now, next: none, phase: underWay}
+	return flow{
+		Flow: Flow{Key: key, Number: number, Server: none, transit: none},
+		sent: now, next: none, phase: underWay,
+	}
 }
 
 // drawClass draws a class by the shares of the jobs.

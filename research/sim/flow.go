@@ -13,7 +13,7 @@ type flow struct {
 	next      int32   // next flow in the queue of this flow, or in the list of free flows
 	balancer  int16
 	draws     uint8 // number of random numbers drawn for the flow
-	pending   uint8 // number of its future events
+	pending   uint8 // calls of hold without release: its future events, and calls under way
 	stage     uint8
 	hops      uint8
 	outcome   Outcome
@@ -39,9 +39,9 @@ const (
 // loads of servers. It is separate from the flow, because few flows need one at a time.
 type transit struct {
 	Offer
-	taker   Load // load of the server that took the flow, at that time
-	leaving Load // load of the server that the flow left, at that time
-	packets int32
+	taker   Load  // load of the server that took the flow, at that time
+	leaving Load  // load of the server that the flow left, at that time
+	packets int32 // packets under way that use the transit
 }
 
 const none = -1
@@ -64,6 +64,7 @@ type flowList struct{ head, tail, n int32 }
 
 func newFlowList() flowList { return flowList{head: none, tail: none} }
 
+// append puts a flow at the end of a list.
 func (e *engine) append(l *flowList, f int32) {
 	e.flows[f].next = none
 	if l.n == 0 {
@@ -97,6 +98,7 @@ func (e *engine) newFlow() int32 {
 // hold keeps a flow's memory until release has been called as often as hold.
 func (e *engine) hold(f int32) { e.flows[f].pending++ }
 
+// release undoes one hold. The last release of a forgotten flow frees its memory.
 func (e *engine) release(f int32) {
 	flow := &e.flows[f]
 	flow.pending--
@@ -107,7 +109,7 @@ func (e *engine) release(f int32) {
 	}
 }
 
-// depart returns the transit of a packet that leaves now.
+// depart returns the flow's transit for a packet that leaves now. The flow gets one if it has none.
 func (e *engine) depart(f int32) *transit {
 	flow := &e.flows[f]
 	if flow.transit == none {
@@ -125,7 +127,7 @@ func (e *engine) depart(f int32) *transit {
 	return t
 }
 
-// arrived frees the transit of a packet that has arrived.
+// arrived notes that a packet with the flow's transit has arrived. The last one frees the transit.
 func (e *engine) arrived(f int32) {
 	flow := &e.flows[f]
 	t := &e.transits[flow.transit]

@@ -28,6 +28,7 @@ const (
 
 // Add counts one value.
 func (h *Histogram) Add(x float64) {
+	// The exponent and the first bits of the mantissa are the number of the bucket.
 	bucket := int(math.Float64bits(x)>>histogramShift) - histogramOffset
 	bucket = min(max(bucket, 0), histogramBuckets-1)
 	if uint(bucket-h.first) >= uint(len(h.counts)) {

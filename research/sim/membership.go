@@ -23,6 +23,8 @@ func (e *engine) change(event *Event, index int32) {
 	}
 }
 
+// changeServer applies the part of an event that does not wait for the detection. A drain has no
+// such part.
 func (e *engine) changeServer(s int32, kind EventKind) {
 	switch kind {
 	case ServerAdd:
@@ -76,17 +78,19 @@ func (e *engine) failServer(s int32) {
 // clear removes all flows of a station.
 func (e *engine) clear(st *station) {
 	st.waiting, st.busy = newFlowList(), 0
+	slots := st.cpus
 	if st.sharing != nil {
 		st.sharing.Clear()
+		slots = 1
 	}
-	for slot := st.slot; slot < int32(len(e.slots)) && e.slots[slot].station == e.slots[st.slot].station; slot++ {
+	for slot := st.slot; slot < st.slot+slots; slot++ {
 		e.slots[slot].flow = none
 		e.services.Set(slot, never)
 	}
 }
 
 // detect tells balancers that servers were added or have failed. It ignores servers that have
-// changed again since: balancers learn of these by a later event, or have learned already.
+// changed again since the event. Balancers learn of these by the detection of the later change.
 func (e *engine) detect(event *Event, index int32) {
 	e.meter.advance(e.now, len(e.live))
 	for _, s := range event.Servers {
@@ -100,7 +104,7 @@ func (e *engine) detect(event *Event, index int32) {
 			e.live = append(e.live, int32(s))
 		}
 	}
-	e.compareLive()
+	e.sumLive()
 	e.tellMembership()
 }
 
@@ -145,7 +149,8 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 }
 
-// move sends the packets of a flow to another balancer from now on.
+// move sends the packets of a flow to another balancer from now on. Without another balancer (to is
+// none), the flow is lost.
 func (e *engine) move(f, to int32) {
 	flow := &e.flows[f]
 	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
@@ -162,7 +167,7 @@ func (e *engine) move(f, to int32) {
 	switch {
 	case flow.phase == ended: // the balancers have nothing more to do for the flow
 		e.forget(f)
-	case flow.phase == idling:
+	case flow.phase == idling: // the connection ends unless the balancer finds it
 		if to == none || !e.recover(f) {
 			e.endIdle(f)
 		}

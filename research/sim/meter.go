@@ -35,8 +35,8 @@ type integrals struct {
 	sum, squares float64 // of sum and squares in loads
 	instant      float64 // of Jain's index at each moment
 	servers      float64 // of the number of servers that balancers know
-	// Of the busy processors and the open flows of all servers; only set where a caller needs
-	// them.
+	// busy and open are of the busy processors and the open flows of all servers. meter does not
+	// keep them: engine.integrals and keepUse compute them from the servers.
 	busy, open float64
 }
 
@@ -53,8 +53,8 @@ func newMeter(c *Config) meter {
 	return m
 }
 
-// watchWindow opens or closes the window. The window opens with the first measured flow, and
-// closes with the first flow after the measured ones.
+// watchWindow opens or closes the window when a flow arrives. The window opens with the first
+// measured flow, and closes with the first flow after the measured ones.
 func (e *engine) watchWindow() {
 	m := &e.meter
 	inside := e.arrivals >= m.low && e.arrivals < m.high && e.now >= m.from && e.now < m.to
@@ -66,6 +66,7 @@ func (e *engine) watchWindow() {
 	}
 }
 
+// openWindow begins to measure: all sums start at 0.
 func (e *engine) openWindow() {
 	m := &e.meter
 	e.measureAll()
@@ -122,7 +123,7 @@ func (l *loads) advance(now float64, servers int) {
 	}
 }
 
-// keepLoads stores the results of the integrals over a time.
+// keepLoads stores the means of the integrals i over an elapsed time.
 func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.Elapsed = elapsed
 	m.Utilisation = i.busy / (e.processors * elapsed)
@@ -131,7 +132,7 @@ func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.InstantFairness = i.instant / elapsed
 }
 
-// opened changes the number of a server's open flows.
+// opened adds by, which is 1 or -1, to the number of a server's open flows.
 func (e *engine) opened(s, by int32) {
 	e.meter.advance(e.now, len(e.live))
 	server := &e.servers[s]
@@ -151,8 +152,8 @@ func (e *engine) opened(s, by int32) {
 	l.squares += y*y - x*x
 }
 
-// compareLive computes the sums over the servers again after the live servers have changed.
-func (e *engine) compareLive() {
+// sumLive computes the sums over the live servers again, after these have changed.
+func (e *engine) sumLive() {
 	m := &e.meter
 	m.flows, m.sum, m.squares = 0, 0, 0
 	for _, s := range e.live {
@@ -197,6 +198,7 @@ func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 		e.servers[s].use.taken++
 	}
 	wrongful := uint64(0)
+	// Only the last server must take the flow.
 	if offer.At > 0 && offer.At == offer.N-1 && e.wrongful(offer, s) {
 		wrongful = 1
 	}

@@ -17,16 +17,15 @@ type Flow struct {
 	// Mark is for the placement, to store something about the flow. It is 0 on each balancer that
 	// the flow comes to.
 	Mark uint32
-	// transit is the index of what the packets of the flow carry. It is here because there is
-	// room.
+	// transit is the index in engine.transits, or -1. It is not in flow because Flow has room for it.
 	transit int32
 	// Class is the index of the flow's job in Config.Jobs. A layer-4 balancer does not know it.
 	Class int16
 	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of
 	// HLB).
 	Connected bool
-	// found is the number of flows of the server when it took this one, at most 255. It is here
-	// because there is room.
+	// found is the number of flows of the server when it took this one, at most 255. It is not in
+	// flow because Flow has room for it.
 	found uint8
 }
 
@@ -225,7 +224,8 @@ func (b *Balancer) Now() float64 { return b.e.now }
 // server has failed.
 func (b *Balancer) Probe(server int32) { b.e.probe(b.Index, server) }
 
-// ECMP returns the live server that the flow's hash selects, or -1 if there is none.
+// ECMP returns the live server that the flow's hash selects, or -1 if there is none. It scales 32
+// bits to the number of live servers.
 func (b *Balancer) ECMP(f *Flow) int32 {
 	if len(b.Live) == 0 {
 		return -1

@@ -80,13 +80,14 @@ func (m *Measures) ended(outcome Outcome, response float64) {
 // whatever the number of values: at 64, two batches become one.
 type batches struct {
 	sums  []float64
-	size  uint64 // number of values in a batch
-	sum   float64
-	count uint64 // number of values in the sum
+	size  uint64  // number of values in a batch; 0 stands for 1
+	sum   float64 // of the values since the last batch
+	count uint64  // number of these values
 }
 
 const mostBatches = 64
 
+// add adds a value, and begins a new batch when one is complete.
 func (b *batches) add(x float64) {
 	b.sum += x
 	b.count++
@@ -98,7 +99,7 @@ func (b *batches) add(x float64) {
 	if len(b.sums) < mostBatches {
 		return
 	}
-	for i := range mostBatches / 2 {
+	for i := range mostBatches / 2 { // each two batches become one
 		b.sums[i] = b.sums[2*i] + b.sums[2*i+1]
 	}
 	b.sums = b.sums[:mostBatches/2]

@@ -231,7 +231,8 @@ func (r *Result) Intervals() []*Result {
 	for i := range intervals {
 		intervals[i] = &Result{}
 		for _, run := range r.Runs {
-			intervals[i].Runs = append(intervals[i].Runs, &RunResult{Run: run.Run, Seed: run.Seed, Measures: run.Series[i]})
+			only := &RunResult{Run: run.Run, Seed: run.Seed, Measures: run.Series[i]}
+			intervals[i].Runs = append(intervals[i].Runs, only)
 			intervals[i].Response.Merge(&run.Series[i].Response)
 		}
 	}

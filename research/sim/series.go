@@ -6,8 +6,8 @@ package sim
 // start.
 const MostIntervals = 10_000
 
-// rounding is a tolerance, as a factor: the start of an interval may be later by this factor than
-// a flow that arrives then, or than the end of the arrivals.
+// rounding is a factor by which times are multiplied, so that rounding errors have no effect when a
+// time should equal the start or the end of an interval.
 const rounding = 1 + 1e-9
 
 // series contains the intervals of Config.Every so far.
@@ -37,9 +37,11 @@ func (s *series) of(sent float64) *Measures {
 // end returns the time at which the present interval ends.
 func (s *series) end() float64 { return float64(s.ended+1) * s.every }
 
-// restart continues with integrals that begin at 0 again.
+// restart is called when the engine's integrals are set to 0. at is their value before that. The
+// present interval goes on.
 func (s *series) restart(at integrals) { s.mark = s.mark.minus(at) }
 
+// minus returns the difference of all integrals.
 func (i integrals) minus(other integrals) integrals {
 	return integrals{
 		i.sum - other.sum, i.squares - other.squares, i.instant - other.instant, i.servers - other.servers,
@@ -75,8 +77,8 @@ func (e *engine) endInterval() {
 	e.queue.push(s.end(), interval, 0)
 }
 
-// finishSeries ends the intervals in which flows could have arrived, after the last flow has
-// ended.
+// finishSeries ends the intervals up to the end of the arrivals that are not over when the last
+// flow ends.
 func (e *engine) finishSeries() {
 	s := &e.series
 	for s.every > 0 && s.end() <= e.until*rounding && s.ended < MostIntervals {

@@ -8,24 +8,26 @@ import (
 	"github.com/segue-lb/segue/research/sim/processor"
 )
 
-// server is the state of a server. Its stations are the one with the same index (CPU) and, if
-// there are jobs with IO, the one len(servers) after it. A server fills one cache line.
+// server is the state of a server. In engine.stations, the station of its processors has the same
+// index as the server. If there are jobs with IO, the station of its IO queue is len(servers) after
+// that one. A server fills one cache line.
 type server struct {
 	alive   bool
-	live    bool  // balancers consider it live: it is in engine.live
-	passes  bool  // not alive, but passes offers on: only its application has failed
-	workers int32 // 0 means no limit
-	backlog int32 // -1 means no limit
-	open    int32
-	idle    int32    // of these, answered flows
+	live    bool     // balancers consider it live: it is in engine.live
+	passes  bool     // while not alive: it passes offers on, because only its application has failed
+	workers int32    // 0 means no limit
+	backlog int32    // -1 means no limit
+	open    int32    // flows that the server has
+	idle    int32    // those of them that are answered and kept open
 	active  int32    // with processor sharing: number of workers in use
 	waiting flowList // with processor sharing: flows that wait for a worker
 	use     use
 }
 
-// agent is the agent of a server. The interfaces that it has are determined once.
+// agent is the agent of a server.
 type agent struct {
 	Agent
+	// The optional interfaces of the agent. Those that it does not have are nil.
 	observer  Observer
 	estimator Estimator
 }
@@ -42,7 +44,8 @@ func (e *engine) agentOf(s int32) *agent {
 type station struct {
 	server int32
 	cpus   int32
-	// The first of its slots: one for each processor, or only one if the processors are shared.
+	// slot is the first slot of the station. There is one for each processor, or only one if the
+	// processors are shared.
 	slot    int32
 	busy    int32 // number of flows in service
 	speed   float64
@@ -193,13 +196,14 @@ func (e *engine) request(f int32) {
 	server, cpu := &e.servers[s], &e.stations[s]
 	e.touch(s)
 	stage := &e.config.Jobs[flow.Class].Stages[0]
+	fifo := cpu.sharing == nil
 	switch {
-	case cpu.sharing == nil && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
-		e.begin(f, stage)
-	case cpu.sharing != nil && (server.workers == 0 || server.active < server.workers):
+	case fifo && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
+		e.begin(f, stage) // which also puts it into the queue
+	case !fifo && (server.workers == 0 || server.active < server.workers):
 		server.active++
 		e.begin(f, stage)
-	case cpu.sharing != nil && e.room(server, &server.waiting):
+	case !fifo && e.room(server, &server.waiting):
 		e.append(&server.waiting, f)
 	case e.config.Silent:
 		e.leave(f, TimedOut)

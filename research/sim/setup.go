@@ -72,7 +72,8 @@ func (e *engine) addServers(seed uint64) error {
 	for i := range c.Servers {
 		s, state := &c.Servers[i], &e.servers[i]
 		*state = server{
-			alive: !s.Absent, live: !s.Absent, workers: s.Workers, backlog: s.Backlog, waiting: newFlowList(),
+			alive: !s.Absent, live: !s.Absent, workers: s.Workers, backlog: s.Backlog,
+			waiting: newFlowList(),
 		}
 		e.processors += float64(s.CPUs)
 		e.addStation(int32(i), s.Discipline == ProcessorSharing, s.CPUs, s.Speed)
@@ -100,10 +101,12 @@ func (e *engine) addServers(seed uint64) error {
 	return nil
 }
 
+// addStation adds a station of a server. shared tells that its processors are shared.
 func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64) {
 	at := int32(len(e.stations))
 	e.stations = append(e.stations, station{
-		server: server, cpus: cpus, speed: speed, each: 1 / float64(cpus), slot: int32(len(e.slots)), waiting: newFlowList(),
+		server: server, cpus: cpus, speed: speed, each: 1 / float64(cpus),
+		slot: int32(len(e.slots)), waiting: newFlowList(),
 	})
 	slots := cpus
 	if shared {

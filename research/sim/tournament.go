@@ -47,7 +47,7 @@ func (t *Tournament) Set(i int32, key float64) {
 	nodes[at] = winner
 	for at > 1 {
 		sibling := nodes[at^1]
-		// A sibling on the left also wins if its key is equal.
+		// at&1 is 1 if the sibling is on the left. Such a sibling also wins if its key is equal.
 		if sibling.key < winner.key+uint64(at&1) {
 			winner = sibling
 		}

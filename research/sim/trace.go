@@ -173,7 +173,7 @@ func (l *traceLines) scan() bool {
 			l.query = query
 			return true
 		}
-		if l.number > 1 || !isName(at) {
+		if l.number > 1 || !isName(at) { // only the first line may be a header
 			return l.failf("time %q: must be seconds, or such as 2010-05-27T09:31:55.63", at)
 		}
 	}
@@ -229,6 +229,7 @@ type traceSource struct {
 	last      float64
 }
 
+// Next reads the next line. The flow of a line with an earlier time arrives with the one before.
 func (s *traceSource) Next() (next Arrival, ok bool) {
 	if !s.lines.scan() {
 		return Arrival{}, false

@@ -36,11 +36,11 @@ const (
 	answerTimeout = 10 * time.Second
 )
 
-// longLived is a connection that stays open through the change.
+// longLived is a connection that stays open during a run.
 type longLived struct {
 	conn   net.Conn
 	reader *bufio.Reader
-	server string
+	server string // that answered the first request
 }
 
 // change opens connections through the first balancer. Then it removes servers from all balancers,
@@ -76,7 +76,7 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 
 // service returns the service of the run's case.
 func (p planned) service() lab.Service {
-	services := p.topology("x").Services
+	services := p.topology(notBuilt).Services
 	i := slices.IndexFunc(services, func(s lab.Service) bool { return s.Name == p.Case.Name })
 	return services[i]
 }
@@ -90,8 +90,8 @@ func (p planned) chooseRemoved() (servers []string) {
 	return servers
 }
 
-// client returns the client address of the run. Each run of a case has another one, because flow
-// tables still have connections of earlier runs, and a port is soon used again.
+// client returns the client address of the run. Each run of a case has another address, because
+// flow tables still have connections of earlier runs, whose ports are soon used again.
 func (p planned) client() netip.Addr {
 	addresses := lab.ClientAddresses(p.service().VIP, clientAddresses)
 	run := slices.Index(p.Points, p.point)*p.Seeds + int(p.seed)
@@ -180,7 +180,7 @@ func (b *rig) restore(ctx context.Context) error {
 	return b.lab.SetNextHops(all...)
 }
 
-// reconfigure changes the configuration with which the lab was built, on all balancers.
+// reconfigure gives each balancer the configuration with which the lab was built, after a change.
 func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) error {
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer {

@@ -26,13 +26,13 @@ var sharesOf = map[string]func(*Summary) float64{
 	"from-even": func(s *Summary) float64 { return s.FromEven },
 	// The share of the requests that the servers with the largest capacity served.
 	"large": func(s *Summary) float64 { return s.Measured.Large },
-	// What the balancers infer about these servers, relative to the others.
+	// What the balancers infer about the servers with the largest capacity, relative to the others.
 	"estimates":     func(s *Summary) float64 { return s.Estimates },
 	"overprovision": func(s *Summary) float64 { return s.Overprovision },
 }
 
-// These words instead of the name of a case compare a case with what the simulator has for its
-// arrivals.
+// The words that Claim.Over may have in place of the name of a case. They compare a case with a
+// simulation of the same arrivals.
 const (
 	overSimulation = "simulation" // with the case's own placement
 	overOmniscient = "omniscient" // with a balancer that knows the requests on all servers
@@ -123,7 +123,7 @@ func (c Claim) condition() string {
 	return b.String()
 }
 
-// judge fills in what the runs say about the claim.
+// judge fills in the values of the claim's condition, and whether they meet it.
 func (c *Claim) judge(r *Results) {
 	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
@@ -150,8 +150,8 @@ func (c *Claim) judge(r *Results) {
 	}
 }
 
-// judgeBySimulation compares the quantity at each point with the simulated one, and keeps those of
-// the point at which it exceeds the simulated one the most.
+// judgeBySimulation compares the quantity at each point with the simulated one. It keeps the values
+// of the point where the quantity exceeds the simulated one the most.
 func (c *Claim) judgeBySimulation(r *Results) {
 	worst := math.Inf(-1)
 	for _, point := range c.points(r) {
@@ -179,7 +179,8 @@ func simulated(s *Summary) *Response { return s.Simulated }
 func bounded(s *Summary) *Response   { return s.Bound }
 func modelled(s *Summary) *Response  { return s.Model }
 
-// time returns how to read the claim's time from a summary. The value is NaN if it is not known.
+// time returns a function that reads the claim's quantity, which is a time, from one of the
+// responses of a summary. The function returns NaN if the summary does not have that response.
 func (c *Claim) time(of func(*Summary) *Response) func(*Summary) float64 {
 	return func(s *Summary) float64 {
 		if r := of(s); r != nil {
@@ -189,8 +190,8 @@ func (c *Claim) time(of func(*Summary) *Response) func(*Summary) float64 {
 	}
 }
 
-// largest returns the left side of the condition: at the claim's point, or else the largest of all
-// points. It is nil if no point has one.
+// largest returns the left side of the condition: at the claim's point if it names one, and
+// otherwise the largest of all points. The result is nil if no point has a value.
 func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
 	largest := math.Inf(-1)
 	for _, point := range c.points(r) {

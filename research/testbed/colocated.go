@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// schedule returns when co-located work takes how much of a server's cores in a run, in emulated
-// time.
+// schedule returns the shares of a server's cores that co-located work takes in a run, and when it
+// begins to take them, in emulated time.
 func (s settings) schedule(server string) application.Schedule {
 	schedule, err := application.ParseSchedule(s.Emulated.Of(server).Colocated)
 	if err != nil {

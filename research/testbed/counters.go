@@ -13,13 +13,14 @@ import (
 
 // counts are what balancers and agents have counted so far.
 type counts struct {
-	reasons map[string]uint64             // of all balancers
+	reasons map[string]uint64             // packets of all balancers, by reason
 	offers  map[string]*agent.AcceptState // of the case's service, by server
-	// estimates are what the balancers infer about the servers of the case's service: the means of
-	// capacities or weights, by server.
+	// estimates are what the balancers infer about the servers of the case's service: by server,
+	// the mean over the balancers of its capacity or weight.
 	estimates map[string]float64
 }
 
+// count reads the present counts of a run.
 func (b *rig) count(p planned) (*counts, error) {
 	c := &counts{
 		reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{},
@@ -45,6 +46,7 @@ func (b *rig) count(p planned) (*counts, error) {
 	return c, nil
 }
 
+// addBalancer adds the counts of one balancer.
 func (c *counts) addBalancer(instance string, p planned) error {
 	view, err := inspect.OpenView(instance)
 	if err != nil {
@@ -66,7 +68,7 @@ func (c *counts) addBalancer(instance string, p planned) error {
 	return nil
 }
 
-// addEstimates adds what one of the balancers infers about the servers.
+// addEstimates adds what one of the balancers infers about the servers, as its part of the mean.
 func (c *counts) addEstimates(service *inspect.ServiceState, balancers int) {
 	for _, server := range service.Servers {
 		if server.Inferred == nil || server.Inferred.Estimate == nil {

@@ -41,7 +41,7 @@ func (s settings) warmUpTime() time.Duration {
 	return time.Duration(float64(s.MediaWiki.Pages) / s.warmUpPace() * float64(time.Second))
 }
 
-// warmUp sends requests to all servers directly.
+// warmUp sends a request for each page to each server, directly.
 func (b *rig) warmUp(ctx context.Context, s settings) error {
 	b.progress(fmt.Sprintf("Warming up the servers: %s.", s.warmUpTime().Round(time.Second)))
 	folder := filepath.Join(b.directory, "warm-up")
@@ -51,7 +51,7 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	defer os.RemoveAll(folder)
 	p := planned{settings: s, Case: Case{Direct: true}}
 	err := writeTrace(filepath.Join(folder, arrivalsFile), func(out io.Writer) error {
-		return s.topology("x").Wiki().WritePages(out, s.warmUpPace())
+		return s.topology(notBuilt).Wiki().WritePages(out, s.warmUpPace())
 	})
 	if err != nil {
 		return err
@@ -76,10 +76,10 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	return group.Wait()
 }
 
-// writeDay writes requests for pages.
+// writeDay writes the requests of a day.
 func (p planned) writeDay(path string) error {
 	return writeTrace(path, func(out io.Writer) error {
-		return p.topology("x").Wiki().WriteQueries(out, wiki.Queries{
+		return p.topology(notBuilt).Wiki().WriteQueries(out, wiki.Queries{
 			Arrivals: sim.Poisson{
 				Rate:  p.perSecond,
 				Curve: httpload.Day{Length: p.Day, Curve: httpload.Sine(p.Amplitude)},

@@ -36,7 +36,8 @@ type Experiment struct {
 
 	// Kind is what a run does.
 	Kind Kind `yaml:"kind"`
-	// Axis is the quantity in which the points differ. A point replaces the value of this quantity.
+	// Axis is the quantity in which the points differ. At a point, this quantity has the value of the
+	// point.
 	Axis AxisKind `yaml:"axis"`
 	Size `yaml:",inline"`
 	// Full replaces sizes in a run of full length.
@@ -54,13 +55,15 @@ type Experiment struct {
 	RoundTrip string `yaml:"round-trip"`
 	// Layouts are the servers of the points of AxisRatio.
 	Layouts []Layout `yaml:"layouts"`
-	// Replay takes the requests from a trace. If that has their work, only the mean of Work counts.
+	// Replay takes the requests from a trace. If the trace has their work, only the mean of Work
+	// counts.
 	Replay *Replay `yaml:"replay"`
 
 	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one
 	// and a half of its mean.
 	Amplitude float64 `yaml:"amplitude"`
-	// Static is the share of the requests for static files, for KindDay. The others are for pages.
+	// Static is the share of the requests that are for static files, for KindDay. The others are for
+	// pages.
 	Static    float64              `yaml:"static"`
 	Apache    lab.ApacheServers    `yaml:"apache"`
 	MediaWiki lab.MediaWikiServers `yaml:"mediawiki"`
@@ -75,7 +78,7 @@ type Size struct {
 	Points      []float64 `yaml:"points"`
 	Connections int       `yaml:"connections"` // requests of a run, each with its own connection
 	Seeds       int       `yaml:"seeds"`       // runs of each case at each point
-	// Speed is how much faster than real time the experiment runs.
+	// Speed is how many times faster than real time the experiment runs.
 	Speed float64 `yaml:"speed"`
 	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown. Both
 	// are for KindDay.
@@ -91,13 +94,14 @@ type Layout struct {
 	Cores []int `yaml:"cores"`
 }
 
-// fastest is the highest speed, at which loads are sampled every millisecond.
+// fastest is the highest speed. At that speed, loads are sampled every millisecond.
 const fastest = float64(sampleInterval / time.Millisecond)
 
 // Set is a set of experiments that run one after the other.
 type Set string
 
-// The sets. SetPapers has the experiments of the papers besides HLB, and what shows how far to trust them.
+// The sets. SetPapers has the experiments of the papers other than HLB, and experiments that show
+// how far to trust the testbed.
 const (
 	SetPapers Set = "papers"
 	SetLeast  Set = "least" // servers that compare their loads
@@ -138,8 +142,8 @@ const (
 // AxisKind is a quantity in which points differ.
 type AxisKind string
 
-// The quantities. AxisDeviation is the standard deviation of the work in seconds: the work is
-// lognormal then, with the median of the experiment's own distribution (6LB, section VI-B8).
+// The quantities. AxisDeviation is the standard deviation of the work in seconds. On this axis, the
+// work is lognormal, with the median of the experiment's own distribution (6LB, section VI-B8).
 const (
 	AxisLoad      AxisKind = "load"
 	AxisServers   AxisKind = "servers"
@@ -152,19 +156,21 @@ const (
 	AxisFlows     AxisKind = "flows"   // for KindForward
 	// AxisConnections is the number of connections that are open, for KindHold.
 	AxisConnections AxisKind = "connections"
-	// AxisRoundTrip is the mean of the round trip in seconds: it is a Pareto distribution then.
+	// AxisRoundTrip is the mean of the round trips in seconds. On this axis, they have a Pareto
+	// distribution.
 	AxisRoundTrip AxisKind = "round-trip"
 	// AxisRatio is the capacity of a large server relative to that of a small one (Layouts).
 	AxisRatio AxisKind = "ratio"
 )
 
-// axisOf has the kinds of experiments with an axis of their own.
+// axisOf has the only axis that each kind of experiments may have. KindLoad may have any axis that
+// is not another kind's.
 var axisOf = map[Kind]AxisKind{
 	KindLoad: "", KindChange: AxisRemoved, KindHold: AxisConnections, KindDay: AxisRate,
 	KindForward: AxisFlows,
 }
 
-// axisLabels has all kinds.
+// axisLabels has the labels of all axes.
 var axisLabels = map[AxisKind]string{
 	AxisLoad:      "load of the processors, ρ",
 	AxisServers:   "servers",
@@ -195,7 +201,7 @@ type Case struct {
 	Persistence   desired.Persistence   `yaml:"persistence,omitempty"`
 	Candidates    int                   `yaml:"candidates,omitempty"`
 	Generations   int                   `yaml:"generations,omitempty"`
-	// Infer is for placements that infer. Times are emulated.
+	// Infer is for placements that infer. Its times are emulated.
 	Infer  *desired.Infer `yaml:"infer,omitempty"`
 	Accept desired.Accept `yaml:"accept,omitempty"`
 	Source desired.Source `yaml:"source,omitempty"`
@@ -267,7 +273,8 @@ func Names() (names []string) {
 }
 
 // Ready names the experiments of the set that need nothing beside root and nginx, and can run with
-// the options. The errors are those of the others that need nothing.
+// the options. others has an error for each experiment that needs nothing else, but cannot run with
+// the options.
 func Ready(set Set, o Options) (names []string, others []error, err error) {
 	for _, name := range Names() {
 		e, _, err := Load(name)
@@ -293,7 +300,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 			errs.Addf(path, format, args...)
 		}
 	}
-	own, known := axisOf[e.Kind]
+	own, known := axisOf[e.Kind] // own is empty if the kind has no axis of its own
 	require(e.Title != "", "title", "required")
 	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least, infer or hlb")
 	require(known, "kind", "must be load, change, hold, day or forward")
@@ -379,7 +386,8 @@ func (e *Experiment) layout(ratio float64) []int {
 	return e.Layouts[i].Cores
 }
 
-// problems checks a size of an experiment with that many servers.
+// problems checks the size s of an experiment. servers is the number of servers that the experiment
+// has with this size.
 func (s Size) problems(e *Experiment, servers int, fail func(name, problem string)) {
 	for name, n := range map[string]int{
 		"servers": s.Servers, "connections": s.Connections, "seeds": s.Seeds,
@@ -403,7 +411,7 @@ func (s Size) problems(e *Experiment, servers int, fail func(name, problem strin
 	if !slices.IsSorted(s.Points) {
 		fail("points", "must be in ascending order")
 	}
-	whole := slices.Contains([]AxisKind{
+	whole := slices.Contains([]AxisKind{ // points must be whole numbers
 		AxisServers, AxisBalancers, AxisBuckets, AxisRemoved, AxisConnections, AxisFlows,
 	}, e.Axis)
 	for _, p := range s.Points {
@@ -436,7 +444,7 @@ func (a AxisKind) ofOneKind() bool {
 	return false
 }
 
-// inRealTime tells whether nothing in a run could be faster.
+// inRealTime tells whether the experiment cannot run faster than real time.
 func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 
 // emulatedProblems refuses settings of the servers that runs of the kind do not have.
@@ -491,12 +499,12 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	}
 }
 
-// refusedByLab returns the errors of the lab about the services.
+// refusedByLab returns the lab's first error about the topology of a point, at either size.
 func (e *Experiment) refusedByLab() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {
-			if err := s.at(point).topology("check").Validate(); err != nil {
+			if err := s.at(point).topology(notBuilt).Validate(); err != nil {
 				errs.Addf("", "at the point %v: %v", point, err)
 				return errs
 			}

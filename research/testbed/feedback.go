@@ -31,8 +31,8 @@ type feedback struct {
 	lasted   time.Duration
 }
 
-// feedbackScale is the weight of an idle server, so that whole numbers tell weights from 0.1 to 1
-// apart.
+// feedbackScale is the weight of an idle server, which is 1 in 6LB. With this scale, whole numbers
+// can stand for 6LB's weights from 0.1 to 1.
 const feedbackScale = 20
 
 // feedbackWeight is the weight of a server with b of n busy workers (6LB, footnote 7).
@@ -41,8 +41,8 @@ func feedbackWeight(busy uint32, workers int) uint32 {
 	return uint32(math.Round(feedbackScale * (0.1 + 0.9*math.Exp(-8*share*share))))
 }
 
-// startFeedback starts the feedback of a case, whose failure ends the run. A case without feedback
-// gets nil.
+// startFeedback starts the feedback of a case. If the feedback fails, it calls end, which ends the
+// run. For a case without feedback, the result is nil.
 func (b *rig) startFeedback(ctx context.Context, end context.CancelCauseFunc, p planned) *feedback {
 	if p.Case.Feedback == 0 {
 		return nil
@@ -74,8 +74,8 @@ func (f *feedback) stop() error {
 // of the balancers took longer.
 const mostMissed = 0.1
 
-// warnings tells whether the weights followed the loads less often than they should have. The
-// feedback must have stopped.
+// warnings returns a warning if the weights followed the loads less often than they should have.
+// The feedback must have stopped.
 func (f *feedback) warnings() []string {
 	if f == nil {
 		return nil
@@ -88,6 +88,8 @@ func (f *feedback) warnings() []string {
 		"too long; a lower --speed leaves more time", f.updates, wanted)}
 }
 
+// adjustWeights sets the weights of a case's servers by their busy workers, at each interval, until
+// the context ends. Then it gives all servers the same weight again.
 func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err error) {
 	began := time.Now()
 	defer func() {
@@ -137,8 +139,9 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 	return reset, b.override(ctx, all)
 }
 
-// weights returns weights in proportion to the capacities of servers. For territories they are the
-// capacities themselves: the numbers of requests that the servers serve at once.
+// weights returns the weights of the servers of a weighted case, in proportion to their capacities.
+// For the method TerritoryConfigured, a weight must be the number of requests that a server serves
+// at once.
 func (p planned) weights() (weights []uint32) {
 	if p.Case.estimator() == infer.TerritoryConfigured {
 		for _, name := range p.serverNames() {
@@ -153,7 +156,7 @@ func (p planned) weights() (weights []uint32) {
 	return placement.TableWeights(servers)
 }
 
-// override replaces the overrides of all balancers.
+// override replaces the overrides of all balancers, and reloads the balancers.
 func (b *rig) override(ctx context.Context, all desired.Overrides) error {
 	text, err := yaml.Dump(all)
 	if err != nil {

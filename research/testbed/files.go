@@ -23,7 +23,8 @@ type files struct {
 	closers            []func() error
 }
 
-// createFiles creates the files. Without recorded arrivals, it leaves out the file of the arrivals.
+// createFiles creates the files. It creates the file of the arrivals only if the generator records
+// them.
 func createFiles(folder string, records bool) (f *files, err error) {
 	f = &files{}
 	defer func() {
@@ -44,7 +45,7 @@ func createFiles(folder string, records bool) (f *files, err error) {
 	}
 	zipped := gzip.NewWriter(requests)
 	buffer := bufio.NewWriter(zipped)
-	f.closers = append(f.closers, zipped.Close, buffer.Flush)
+	f.closers = append(f.closers, zipped.Close, buffer.Flush) // called in the reverse order
 	f.requests = buffer
 	return f, nil
 }

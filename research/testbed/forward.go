@@ -14,9 +14,9 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// forward measures the CPU time of packets in all cases at all points. One
-// measurement has all cases in turn, so it is made as a whole. Mean is the median of the
-// measurements, too, because other programs on the machine lengthen some of them.
+// forward measures the CPU time of packets in all cases at all points. A measurement goes through
+// all of them in turn. So all runs are made together, or none. Response.Mean is the median of the
+// measurements, because other programs on the machine lengthen some of them.
 func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
 	plan := s.plan()
 	if !slices.ContainsFunc(plan, func(p planned) bool { return !st.has(p) }) {
@@ -48,7 +48,7 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 				p.name(), p.benchCase(), p.Case.Encapsulation)
 		}
 		const ns = 1e-9
-		host := 0.0
+		host := 0.0 // the time of the host program, which is left out
 		if p.ofNewFlows() {
 			host = times[i].Median - times[i].Net
 		}
@@ -66,8 +66,9 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	return nil
 }
 
-// ofNewFlows tells whether the packets are of flows that the balancer does not know. Their times are
-// net, without that of the host program: the papers compare the packets that a core can forward.
+// ofNewFlows tells whether the packets are of flows that the balancer does not know. The times of
+// such packets are given without the time of the host program, because the papers compare how many
+// packets a core can forward.
 func (p planned) ofNewFlows() bool {
 	return p.Case.Packets == PacketsSYN || p.Case.Packets == PacketsMix
 }
@@ -83,7 +84,7 @@ func (p planned) benchCase() string {
 	return "known-flow"
 }
 
-// isOf tells whether a measurement is that of the run: of IPv6 packets, as in the papers.
+// isOf tells whether a measurement is that of the run. The packets are IPv6, as in the papers.
 func (p planned) isOf(t bench.PacketTime) bool {
 	return t.Case == p.benchCase() && t.Family == "ipv6" &&
 		t.Encapsulation == cmp.Or(p.Case.Encapsulation, desired.SRv6Insert) && t.Flows == uint32(p.point)

@@ -51,13 +51,13 @@ func (r *Run) EstimateRatio() float64 {
 const LargeInterval = 5
 
 // tally counts requests, and those that large servers served, by the interval in which they were
-// sent. It may be used by several goroutines.
+// sent. Several goroutines may use it.
 type tally struct {
-	large map[string]bool
+	large map[string]bool // by server
 
-	mu   sync.Mutex
-	all  []float64
-	some []float64
+	mu      sync.Mutex
+	all     []float64 // by interval: all requests
+	byLarge []float64 // by interval: those that large servers served
 }
 
 // newTally returns a tally, or nil if all servers have the same capacity.
@@ -78,11 +78,11 @@ func (t *tally) add(sent float64, server string) {
 	defer t.mu.Unlock()
 	i := int(sent / LargeInterval)
 	for len(t.all) <= i {
-		t.all, t.some = append(t.all, 0), append(t.some, 0)
+		t.all, t.byLarge = append(t.all, 0), append(t.byLarge, 0)
 	}
 	t.all[i]++
 	if t.large[server] {
-		t.some[i]++
+		t.byLarge[i]++
 	}
 }
 
@@ -91,15 +91,15 @@ func (t *tally) shareOut(r *Response) {
 	if t == nil {
 		return
 	}
-	all, some := 0.0, 0.0
+	all, byLarge := 0.0, 0.0
 	for i, n := range t.all {
-		all, some = all+n, some+t.some[i]
-		r.LargeOver = append(r.LargeOver, t.some[i]/max(n, 1))
+		all, byLarge = all+n, byLarge+t.byLarge[i]
+		r.LargeOver = append(r.LargeOver, t.byLarge[i]/max(n, 1))
 	}
-	r.Large = some / max(all, 1)
+	r.Large = byLarge / max(all, 1)
 }
 
-// completed returns a function that counts the flows of the simulator.
+// completed returns a function for sim.Config.Completed that counts the flows of the simulator.
 func (t *tally) completed(servers []sim.Server) func(int, sim.Ended) {
 	if t == nil {
 		return nil

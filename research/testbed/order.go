@@ -15,16 +15,16 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Step is from a case to the next one in the order of the cases at a point, from the shortest mean
-// response time to the longest.
+// Step compares two cases that follow each other in the order of the cases at a point: by their
+// mean response times, the shortest first.
 type Step struct {
 	Better, Worse string
 	// Less is by how much the mean of Better is below that of Worse, as a share of the latter. It is
-	// the mean over the seeds, each of which has the same requests for both. Half is half of its 95%
-	// confidence interval (Student), and NaN for a single seed.
+	// the mean over the seeds, each of which has the same requests for both. Half is half of the 95%
+	// confidence interval of Less (Student), and NaN for a single seed.
 	Less, Half float64
-	// Confidence is the probability that Better is better, by the same distribution: 0 to 1, and NaN
-	// for a single seed.
+	// Confidence is the probability that Better is better, by Student's distribution: 0 to 1, and
+	// NaN for a single seed.
 	Confidence float64
 	// Simulated is Less in the simulator, for the same requests. It is NaN if the simulator does not
 	// have both cases.
@@ -54,7 +54,7 @@ func (r *Results) ComparesTimes() bool {
 	return r.Kind != KindChange && r.Kind != KindHold && r.Kind != KindForward
 }
 
-// Order compares each case at a point with the next better one. It leaves out cases without runs.
+// Order returns the steps between the cases at a point. It leaves out cases without runs.
 func (r *Results) Order(point float64) (steps []Step) {
 	means := map[string]float64{}
 	var names []string
@@ -71,7 +71,7 @@ func (r *Results) Order(point float64) (steps []Step) {
 	return steps
 }
 
-// step compares two cases, seed by seed.
+// step compares two cases at a point, seed by seed.
 func (r *Results) step(better, worse string, point float64) Step {
 	less := r.reductions(better, worse, point, func(run *Run) *Response { return &run.Measured })
 	simulated := r.reductions(better, worse, point, func(run *Run) *Response { return run.Simulated })

@@ -45,16 +45,17 @@ func (r *Replay) problems(e *Experiment, fail func(name, problem string)) {
 	}
 }
 
-// streamWork is the stream of random numbers for work that a trace does not tell.
+// streamWork is the stream of random numbers for the work of requests whose trace has no work.
 const streamWork = 1
 
 // recording has the requests of a trace.
 type recording struct {
-	at, size []float64
-	digest   string // of the file
+	at, size []float64 // of each request; its work is in proportion to its size
+	digest   string    // of the file
 }
 
-// read reads a trace, whose requests have the work if the trace does not tell it.
+// read reads a trace. If the trace has no sizes of requests, read draws them from the distribution
+// of the work.
 func (r *Replay) read(file string, work *sim.Distribution) (*recording, error) {
 	recorded := &recording{}
 	match := regexp.MustCompile(r.Match)
@@ -91,8 +92,8 @@ func digestOf(path string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// replayed returns the settings with the requests of a trace. Each seed has a part of the trace of
-// its own.
+// replayed returns the settings with the requests of a trace. Each seed replays another part of the
+// trace.
 func (s settings) replayed(file string) (settings, error) {
 	switch {
 	case s.Replay == nil && file == "":
@@ -140,13 +141,14 @@ func sum(values []float64) (total float64) {
 func (p planned) writeReplay(path string) error {
 	at, size := p.part(p.seed)
 	n := float64(p.Connections)
-	time := n / p.rate() / (at[len(at)-1] - at[0])
-	work := p.baseWork().Mean() * n / sum(size)
+	timeFactor := n / p.rate() / (at[len(at)-1] - at[0])
+	workFactor := p.baseWork().Mean() * n / sum(size)
 	return writeTrace(path, func(out io.Writer) error {
 		buffer := bufio.NewWriter(out)
 		_, err := fmt.Fprintln(buffer, "time\tquery")
 		for i := range at {
-			_, failed := fmt.Fprintf(buffer, "%.9f\t/?work=%.3fms\n", (at[i]-at[0])*time, 1e3*size[i]*work)
+			_, failed := fmt.Fprintf(buffer, "%.9f\t/?work=%.3fms\n",
+				(at[i]-at[0])*timeFactor, 1e3*size[i]*workFactor)
 			err = errors.Join(err, failed)
 		}
 		return errors.Join(err, buffer.Flush())

@@ -47,9 +47,9 @@ type Axis struct {
 	Label string `json:"label"`
 }
 
-// Claim is a statement of a paper. If it has a quantity, the results are compared with it: the
-// quantity of one case, or its ratio to that of another, to the simulated one or to that of an
-// omniscient balancer, at one point, or the largest of all points.
+// Claim is a statement of a paper. If it has a quantity, it also has a condition by which the
+// results are judged. The condition is about the quantity of the case Of, or about its ratio to the
+// quantity of Over. It is about one point, or about the largest value of all points.
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
 	Text     string  `json:"text" yaml:"text"`
@@ -111,15 +111,16 @@ type Run struct {
 	Measured Response `json:"measured"`
 	// Types are the response times of each type of request, if there are several (HLB, figure 8).
 	Types map[string]Response `json:"types,omitempty"`
-	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
-	// several placements of the flows. It is nil for cases that the simulator does not have.
+	// Simulated are the response times of the simulator for the same arrivals and the same work: the
+	// means of several simulations, in which flows have other hashes. It is nil for cases that the
+	// simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
-	// Bound is what an omniscient balancer, which knows the requests on all servers, has in the
-	// simulator for the same arrivals and the same work. It is nil for experiments other than of
-	// KindLoad.
+	// Bound are the response times in the simulator of an omniscient balancer, which knows the
+	// requests on all servers, for the same arrivals and the same work. It is nil unless the
+	// experiment is of KindLoad.
 	Bound *Response `json:"bound,omitempty"`
-	// Model is what queueing theory has for this load in the long run: only the mean. It is nil for
-	// cases without a model.
+	// Model is the result of queueing theory for this load, in the long run. It has only the mean.
+	// It is nil for cases without a model.
 	Model *Response `json:"model,omitempty"`
 	// Handshake is the time from a SYN to its SYN-ACK, by the clock and not scaled.
 	Handshake *Response `json:"handshake,omitempty"`
@@ -147,9 +148,9 @@ type Response struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
 	P99  float64 `json:"p99"`
-	// Large is the share of the requests that the servers with the largest capacity served, and
-	// LargeOver the same in intervals of LargeInterval, by the time at which requests were sent.
-	// They are 0 and nil if all servers have the same capacity.
+	// Large is the share of the requests that the servers with the largest capacity served.
+	// LargeOver has this share for each interval of length LargeInterval, by the time at which
+	// requests were sent. They are 0 and nil if all servers have the same capacity.
 	Large     float64   `json:"large,omitempty"`
 	LargeOver []float64 `json:"large_over,omitempty"`
 	// Half is half of the 95% confidence interval of the mean; 0 if it is not known.

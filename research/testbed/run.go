@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel
-	// would soon use a port again, and a flow table may still have the connection before.
+	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel would
+	// soon use a port again, while a flow table still has the earlier connection of that port.
 	clientAddresses = 254
-	// timeout is how long the generator waits for a response, by the clock. It is longer than any
-	// queue lasts, so that failures are those of the servers.
+	// timeout is how long the generator waits for a response, by the clock. It is longer than a
+	// request ever waits in a queue, so that all failures are those of servers.
 	timeout        = 2 * time.Minute
 	connectTimeout = 30 * time.Second
 	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab
@@ -85,13 +85,14 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 		return nil, err
 	}
 	run.warn()
-	if p.Kind == KindDay { // nobody knows the work of a page
+	if p.Kind == KindDay { // the work of a page is not known, so nothing can be simulated
 		return run, nil
 	}
 	return run, p.compare(ctx, run, filepath.Join(folder, arrivalsFile))
 }
 
-// compare adds what the simulator and the model have for the arrivals of a run.
+// compare adds to a run the response times of the simulator, for the same arrivals, and of the
+// model.
 func (p planned) compare(ctx context.Context, run *Run, arrivals string) (err error) {
 	if run.Simulated, err = p.simulate(ctx, arrivals); err != nil {
 		return fmt.Errorf("simulate: %w", err)
@@ -103,7 +104,8 @@ func (p planned) compare(ctx context.Context, run *Run, arrivals string) (err er
 	return err
 }
 
-// generate sends the requests. It writes the arrivals and the requests in emulated time.
+// generate sends the requests of a run. The folder gets two files, with the arrivals and with the
+// requests, both in emulated time.
 func (b *rig) generate(ctx context.Context, p planned, folder string) (*httpload.Report, error) {
 	arrivals := filepath.Join(folder, arrivalsFile)
 	var err error
@@ -154,7 +156,7 @@ func (p planned) traffic(ctx context.Context, folder string) (httpload.Config, e
 		config.Arrivals = sim.Poisson{Rate: p.rate() * p.Speed}
 		config.Requests, config.Demand = uint64(p.Connections), p.work()
 	}
-	var address netip.Addr
+	var address netip.Addr // of a target, which has the IP version that the clients need
 	for _, url := range p.urls(p.Case) {
 		target, err := httpload.ParseTarget(ctx, url)
 		if err != nil {
@@ -167,7 +169,8 @@ func (p planned) traffic(ctx context.Context, folder string) (httpload.Config, e
 	return config, nil
 }
 
-// newRun returns what the generator has measured, in emulated time.
+// newRun returns a run with what the generator has measured, in emulated time. Only the handshake
+// and the lateness are by the clock.
 func (p planned) newRun(report *httpload.Report) *Run {
 	run := &Run{
 		Case: p.Case.Name, Point: p.point, Seed: p.seed, Folder: p.folder(),
@@ -220,7 +223,7 @@ func distribution(points []httpload.Point, speed float64) (all []DistributionPoi
 	return all
 }
 
-// warn adds what may have disturbed the run.
+// warn adds a warning if the machine had too little CPU time left.
 func (r *Run) warn() {
 	if r.Machine.Idle < leastIdle {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("only %.0f%% of the machine's CPU time was left: "+

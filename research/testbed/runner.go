@@ -177,7 +177,8 @@ func (p planned) describe(i, all int, left string) string {
 	return fmt.Sprintf("%d of %d: %s%s", i+1, all, p.name(), left)
 }
 
-// remaining estimates how long the remaining runs take, by those that have been made.
+// remaining estimates how long the remaining runs take, by the time of those that have been made.
+// It returns nothing before the first run has ended.
 func remaining(started time.Time, done, left int) string {
 	if done == 0 {
 		return ""
@@ -192,22 +193,23 @@ type rig struct {
 	directory string // of the results
 	lab       *lab.Lab
 	guard     *guard
-	built     layout
-	inferred  map[string]bool // the cases that infer and had a run in this lab
+	built     labKind
+	inferred  map[string]bool // by case: it infers, and had a run in this lab
 	sources   []load.Source   // of the servers' loads
 	reading   sync.Mutex      // held while the sources are read
 }
 
-// layout is what a lab was built for.
-type layout struct {
+// labKind is what distinguishes labs. Runs with the same kind can share a lab.
+type labKind struct {
 	servers, balancers, buckets int
 	speed, capacity             float64
 }
 
-// prepare makes a lab for a run of the case, unless there is one. Balancers that infer must not
-// know the servers from an earlier run.
+// prepare makes a lab for a run of the case, unless there is one that fits. A case that infers
+// needs a new lab for each run, because its balancers must not know the servers from an earlier
+// run.
 func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
-	want := layout{s.present, s.Balancers, s.Buckets, s.Speed, s.capacity(s.present)}
+	want := labKind{s.present, s.Balancers, s.Buckets, s.Speed, s.capacity(s.present)}
 	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
 		b.inferred[c.Name] = c.Placement.Infers()
 		return nil

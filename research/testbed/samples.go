@@ -31,6 +31,7 @@ type sampler struct {
 	err error
 }
 
+// startSampler starts to read the loads of the servers of a run.
 func (b *rig) startSampler(p planned) *sampler {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sampler{cancel: cancel, done: make(chan struct{})}
@@ -49,7 +50,8 @@ func (s *sampler) stop() (*samples, error) {
 	return &s.samples, s.err
 }
 
-// collect reads loads while requests arrive, as in the papers, and not while the last ones end.
+// collect reads loads while requests arrive, as in the papers. It does not wait until the last
+// requests end.
 func (s *sampler) collect(ctx context.Context, b *rig, p planned) (err error) {
 	before, err := readCPUTimes()
 	if err != nil {
@@ -97,10 +99,10 @@ func (b *rig) busy() ([]uint32, error) {
 	return all, nil
 }
 
-// patience is how long servers may take to finish the requests of a run.
+// patience is how long servers may take to finish the requests of the last run.
 const patience = 2 * time.Minute
 
-// awaitIdle returns when no server has a busy worker.
+// awaitIdle waits until no server has a busy worker.
 func (b *rig) awaitIdle(ctx context.Context) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -144,7 +146,7 @@ func (r *Run) addLoads(s *samples) {
 	if len(s.times) == 0 {
 		return
 	}
-	n, loaded := float64(len(s.times)), 0.0
+	n, loaded := float64(len(s.times)), 0.0 // all samples, and those with a busy worker
 	for _, busy := range s.busy {
 		values := make([]float64, len(busy))
 		for i, value := range busy {
@@ -158,11 +160,11 @@ func (r *Run) addLoads(s *samples) {
 			loaded++
 		}
 	}
-	r.Overprovision /= max(loaded, 1) // all servers are idle at the other times
+	r.Overprovision /= max(loaded, 1)
 }
 
-// Fairness returns Jain's index of loads, from 1/n for a single one that is not 0 to 1 for equal
-// ones (6LB, section V-D). Without any load, all are equal.
+// Fairness returns Jain's index of n loads (6LB, section V-D). It is 1 if all are equal, and 1/n if
+// only one is not 0. If all are 0, they are equal.
 func Fairness(loads []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, x := range loads {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -18,12 +19,12 @@ import (
 // settings is an experiment at one of its two sizes, with the values of one point.
 type settings struct {
 	Experiment
-	present   int     // servers of the lab; Servers is how many the rate of requests is made for
-	deviation float64 // of the work in seconds; 0: the work is as in the file
-	removed   int     // servers to remove
-	perSecond float64 // requests per second in the mean of a day
-	meanTrip  float64 // of AxisRoundTrip
-	recorded  *recording
+	present   int        // servers of the lab; the rate of the requests follows from Servers instead
+	deviation float64    // of the work in seconds; 0: the work is as in the file
+	removed   int        // servers to remove
+	perSecond float64    // requests per second in the mean of a day
+	meanTrip  float64    // mean round trip in seconds, on AxisRoundTrip
+	recorded  *recording // the requests of the trace, with a Replay
 }
 
 // settings returns the experiment at one of its two sizes.
@@ -84,8 +85,9 @@ func (s *settings) takeLayout(cores []int) {
 	}
 }
 
-// rate returns the requests per emulated second. They make the load with the file's own servers and
-// work, also at points with other servers or other work (6LB, sections VI-B3 and VI-B8).
+// rate returns the requests per emulated second. With the file's own servers and work, they cause
+// the load Load. Points with other servers or other work have the same rate, and so another load
+// (6LB, sections VI-B3 and VI-B8).
 func (s settings) rate() float64 {
 	return s.Load * s.capacity(s.Servers) / s.baseWork().Mean()
 }
@@ -96,7 +98,7 @@ func (s settings) actualLoad() float64 {
 	return s.rate() * work.Mean() / s.capacity(s.present)
 }
 
-// capacity returns the work that the first servers do in an emulated second.
+// capacity returns the work that a number of servers do in an emulated second.
 func (s settings) capacity(servers int) (sum float64) {
 	for i := 1; i <= servers; i++ {
 		sum += s.capacityOf(serverName(i))
@@ -144,7 +146,7 @@ func (s settings) work() *sim.Distribution {
 	if s.deviation == 0 {
 		return s.baseWork()
 	}
-	median := s.baseWork().Sample(1 << 63)
+	median := s.baseWork().Sample(1 << 63) // half of 2^64 is the median of the random bits
 	work := sim.Lognormal(median, lognormalSigma(median, s.deviation))
 	return &work
 }
@@ -178,10 +180,13 @@ func lognormalSigma(m, d float64) float64 {
 // section VI-B7, polls loads as often).
 const sampleInterval = 200 * time.Millisecond
 
-// byTheClock returns how long an emulated time takes.
+// byTheClock returns how long an emulated time takes by the clock.
 func (s settings) byTheClock(emulated time.Duration) time.Duration {
 	return time.Duration(float64(emulated) / s.Speed)
 }
+
+// notBuilt is the name of a lab that is never built, because only its topology is of interest.
+const notBuilt = "x"
 
 // topology returns the lab of the settings. Each case is a service with a VIP of its own.
 func (s settings) topology(name string) lab.Topology {
@@ -247,8 +252,8 @@ func (c Case) service(i int, s settings) lab.Service {
 	return service
 }
 
-// accept returns the accept policy of the case by the clock. The policy dynamic is algorithm 2 of
-// 6LB, whose window has no shortest time, unless the experiment sets one.
+// accept returns the accept policy of the case, with times by the clock. The window of the policy
+// dynamic has no shortest time, as in algorithm 2 of 6LB, unless the experiment sets one.
 func (c Case) accept(s settings) desired.Accept {
 	a := c.Accept
 	if a.Policy == desired.AcceptDynamic {
@@ -257,8 +262,8 @@ func (c Case) accept(s settings) desired.Accept {
 	return a
 }
 
-// infer returns how the case infers by the clock. The balancer's own times, such as that between
-// two samples, do not scale.
+// infer returns the inference of the case, with times by the clock. Times that cannot be
+// configured, such as that between two samples, stay the same at all speeds.
 func (c Case) infer(s settings) *desired.Infer {
 	if !c.Placement.Infers() {
 		return c.Infer
@@ -309,12 +314,11 @@ func (s settings) urls(c Case) (urls []string) {
 	url := func(address netip.Addr) string {
 		return fmt.Sprintf("http://%s%s", netip.AddrPortFrom(address, port), path)
 	}
-	for i, other := range s.Cases {
-		if other.Name == c.Name && !c.Direct {
-			return []string{url(vip(i))}
-		}
+	if !c.Direct {
+		i := slices.IndexFunc(s.Cases, func(other Case) bool { return other.Name == c.Name })
+		return []string{url(vip(i))}
 	}
-	for _, spec := range s.topology("direct").Specs() {
+	for _, spec := range s.topology(notBuilt).Specs() {
 		if spec.Role == lab.RoleServer {
 			urls = append(urls, url(spec.IPv6))
 		}

@@ -36,7 +36,7 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 
 // bound replays the arrivals of a run with an omniscient balancer, which knows the requests on all
 // servers: each request goes to the server with the shortest expected delay. If clients are distant,
-// it also knows the requests that are on the way. It leaves out the distribution.
+// the balancer also knows the requests that are on the way. The result has no distribution.
 func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) {
 	spec := &placement.GSED{}
 	if p.roundTrip() != nil {
@@ -59,10 +59,11 @@ func (p planned) replay(
 		return nil, err
 	}
 	servers, shares := p.simulatedServers(), p.newTally()
+	const secondsPerUnit = 1e-3 // the trace has the work in milliseconds
 	config := &sim.Config{
 		Servers:   servers,
 		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, p.Balancers),
-		Jobs:      []sim.Job{{Stages: []sim.Stage{{Queue: sim.CPU, PerUnit: 1e-3}}}},
+		Jobs:      []sim.Job{{Stages: []sim.Stage{{Queue: sim.CPU, PerUnit: secondsPerUnit}}}},
 		Arrivals: sim.Trace{
 			File: arrivals, Format: sim.TimedQueries, MustMatch: true,
 			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
@@ -88,7 +89,8 @@ func (p planned) replay(
 	return r, nil
 }
 
-// network has the round trips of the clients on the way of the replies.
+// network returns the delays of the simulated network: the whole round trip of a client is on the
+// way of the replies.
 func (p planned) network() (n sim.Network) {
 	if trip := p.roundTrip(); trip != nil {
 		n.ServerClient = *trip
@@ -96,6 +98,8 @@ func (p planned) network() (n sim.Network) {
 	return n
 }
 
+// simulatedServers returns the servers of a run for the simulator. They have the speeds of the
+// file, because the simulator works in emulated time.
 func (p planned) simulatedServers() (servers []sim.Server) {
 	for i := 1; i <= p.present; i++ {
 		e := p.Emulated.Of(serverName(i))
@@ -114,7 +118,7 @@ func disciplineOf(e lab.EmulatedServer) sim.Discipline {
 	return sim.ProcessorSharing
 }
 
-// spec returns the simulator's placement of the case, or nil.
+// spec returns the simulator's placement for the case, or nil if the simulator has none.
 func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Placement.Infers():
@@ -165,8 +169,9 @@ func (p planned) spec() placement.Spec {
 // samplePeriod is the time by the clock between two samples of the counters in a balancer.
 const samplePeriod = 20 * time.Millisecond
 
-// inferring returns the simulator's placement of a case that infers, or nil. The simulator's
-// balancers know the capacities if a placement needs them.
+// inferring returns the simulator's placement for a case that infers, or nil if the simulator has
+// none. In the simulator, balancers know the capacities if and only if the method needs them. In
+// the lab, balancers know them if and only if the case is weighted.
 func (p planned) inferring() placement.Spec {
 	kind := p.Case.estimator()
 	knows := kind == infer.SED || kind == infer.TerritoryConfigured
@@ -241,13 +246,17 @@ func (c Case) huntsByTable() bool {
 	return c.Placement == desired.PlacementHunt && c.Selection != desired.SelectRandom
 }
 
-// model returns the mean response time of the model with this load, or nil if it has none: for
-// other work than exponential, for requests of a trace, for distant clients, for unequal servers, for servers whose speed changes, for small
-// tables, in which servers have unequal shares, and at a load of 1 and more.
+// model returns the mean response time of the model with this load, or nil if the model does not
+// describe the run.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()
-	if p.deviation != 0 || p.Replay != nil || p.roundTrip() != nil || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
-		p.Emulated.Colocated != "" || p.Axis == AxisBuckets || load >= 1 {
+	switch {
+	case p.deviation != 0 || p.Replay != nil || !isExponential(p.Work), // other work
+		p.roundTrip() != nil,           // distant clients
+		len(p.Emulated.Exceptions) > 0, // unequal servers
+		p.Emulated.Colocated != "",     // servers whose speed changes
+		p.Axis == AxisBuckets,          // small tables, in which servers have unequal shares
+		load >= 1:                      // no steady state
 		return nil, nil
 	}
 	var steady *model.Steady

@@ -26,7 +26,7 @@ const ResultsFile = "results.json"
 
 const runsFolder = "runs"
 
-// store is a directory of results. The lock keeps other commands away from it.
+// store is a directory of results. While it is open, a lock keeps other commands away.
 type store struct {
 	directory string
 	lock      *os.File
@@ -84,6 +84,7 @@ func openStore(directory string, s settings, text []byte, full bool) (st *store,
 	return st, nil
 }
 
+// newResults returns results without runs.
 func newResults(s settings, text []byte, full bool) Results {
 	r := Results{
 		Experiment: s.Name, Title: s.Title, Paper: s.Paper, About: s.About, Text: string(text),
@@ -145,13 +146,14 @@ func Read(directory string) (*Results, error) {
 	return &r, nil
 }
 
+// has tells whether the results have a planned run.
 func (s *store) has(p planned) bool {
 	return slices.ContainsFunc(s.results.Runs, func(r Run) bool {
 		return r.Case == p.Case.Name && r.Point == p.point && r.Seed == p.seed
 	})
 }
 
-// add writes a run.
+// add adds a run to the results, and writes them.
 func (s *store) add(run *Run) error {
 	r := &s.results
 	s.changed = true
@@ -181,6 +183,7 @@ func (s *store) judge() {
 	}
 }
 
+// write judges the claims, and writes the file of the results.
 func (s *store) write() error {
 	s.judge()
 	text, err := json.MarshalIndent(&s.results, "", " ")

@@ -4,8 +4,8 @@ package testbed
 
 import "github.com/segue-lb/segue/research/sim"
 
-// Summary is what the runs of a case at a point have in common. Quantities are means over the
-// seeds, unless noted.
+// Summary sums up the runs of a case at a point. Requests and failures are sums over the seeds.
+// Other quantities are means over the seeds, unless noted.
 type Summary struct {
 	Case      string
 	Point     float64
@@ -74,7 +74,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 func (s *Summary) addShares(run *Run) {
 	s.FromEven = max(s.FromEven, run.FromEven())
 	for i, share := range run.Shares {
-		if s.Seeds == 1 && i == 0 {
+		if s.Seeds == 1 && i == 0 { // the first server of the first run
 			s.Fewest = share.Responses
 		}
 		s.Fewest, s.Most = min(s.Fewest, share.Responses), max(s.Most, share.Responses)

@@ -15,9 +15,10 @@ import (
 // reloadsAtOnce is the number of agents that reload at the same time.
 const reloadsAtOnce = 8
 
-// resetThresholds gives the thresholds of a case with the policy dynamic their first value on all
-// servers. Agents keep thresholds between runs, and each run of the simulator begins with the first
-// value. A change of the policy resets them.
+// resetThresholds sets the thresholds on all servers to their first value, if the case has the
+// policy dynamic. Agents keep thresholds between runs, but each run of the simulator begins with
+// the first value. A change of the policy resets a threshold: so each agent gets another policy,
+// and then its own again.
 func (b *rig) resetThresholds(ctx context.Context, p planned) error {
 	if p.Case.Placement != desired.PlacementHunt || p.Case.policy() != desired.AcceptDynamic {
 		return nil
@@ -32,6 +33,7 @@ func (b *rig) resetThresholds(ctx context.Context, p planned) error {
 	return group.Wait()
 }
 
+// resetThreshold gives one agent the policy never for the service, and then its own policy again.
 func (b *rig) resetThreshold(ctx context.Context, n *lab.Node, service string) error {
 	other := n.AgentConfig()
 	for i := range other.Services {

@@ -33,8 +33,8 @@ const (
 	columnLatency
 )
 
-// eachSuccess calls f for each request in the file that succeeded, with the time at which it was
-// sent.
+// eachSuccess reads the file of the requests. It calls f for each request that succeeded, with the
+// time at which it was sent.
 func eachSuccess(path string, f func(sent float64, row []string) error) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -53,7 +53,7 @@ func eachSuccess(path string, f func(sent float64, row []string) error) error {
 		case err != nil:
 			return fmt.Errorf("%s: %w", path, err)
 		case row[columnOutcome] != "succeeded":
-			continue // also the names of the columns
+			continue // a failed request, or the line with the names of the columns
 		}
 		sent, err := strconv.ParseFloat(row[columnTime], 64)
 		if err == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
+// must panics if a placement that was built before cannot be built again.
 func must(err error) {
 	if err != nil {
 		panic("placement: " + err.Error()) // Build has accepted the same parameters
@@ -130,7 +131,7 @@ func draw(b *sim.Balancer, list []int32, n int) []int32 {
 	return list
 }
 
-// tableOf returns a balancer's consistent-hash table, or nil without candidates.
+// tableOf has a balancer's consistent-hash table. Without candidates there is no table.
 type tableOf struct {
 	cache      *tableCache
 	b          *sim.Balancer
@@ -140,6 +141,7 @@ type tableOf struct {
 	table      *tables.Table
 }
 
+// build builds the table for the live servers.
 func (t *tableOf) build() (err error) {
 	if t.candidates == 0 {
 		return nil
@@ -152,7 +154,7 @@ func (t *tableOf) build() (err error) {
 	return err
 }
 
-// weights returns the weights that the servers have while they are live.
+// weights returns the weights that the servers have in the table while they are live.
 func (t *tableOf) weights() []uint32 {
 	if t.weighted {
 		return TableWeights(t.b.Servers)
@@ -160,7 +162,8 @@ func (t *tableOf) weights() []uint32 {
 	return slices.Repeat([]uint32{1}, len(t.b.Servers))
 }
 
-// leastWeight is the weight of the smallest server, so that whole numbers are close to capacities.
+// leastWeight is the weight of the smallest server. With 10 instead of 1, whole numbers are closer
+// to the proportions of the capacities.
 const leastWeight = 10
 
 // TableWeights returns weights of servers in proportion to their capacities, from 10 to 1000.

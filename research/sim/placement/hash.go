@@ -44,12 +44,14 @@ func (p *hash) Recover(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
 func (p *hash) MembershipChanged() { must(p.build()) }
 
-// bucket returns the row of a flow.
+// bucket returns the bucket of a flow. It scales the lower 32 bits of the flow's hash to the number
+// of buckets.
 func bucket(f *sim.Flow, buckets int) int {
 	return int(f.Key & 0xffffffff * uint64(buckets) >> 32)
 }
 
-// tableCache keeps the last table, because balancers and runs with the same servers share it.
+// tableCache keeps the last table of a placement with its parameters, so that balancers and runs
+// with the same servers share it.
 type tableCache struct {
 	mutex   sync.Mutex
 	servers *sim.Server // the first server, which identifies the configuration
@@ -57,6 +59,7 @@ type tableCache struct {
 	table   *tables.Table
 }
 
+// build returns a table of the live servers, which have the given weights.
 func (c *tableCache) build(
 	b *sim.Balancer, weights []uint32, buckets, candidates int,
 ) (*tables.Table, error) {

@@ -74,6 +74,7 @@ func (w *Weights) validate() error {
 	)
 }
 
+// speeds returns the estimator of HLB with these parameters.
 func (w *Weights) speeds(servers int) *infer.Speeds {
 	o := infer.Options{FixedNoise: w.FixedNoise}
 	if w.Norm == "mean" {
@@ -130,7 +131,7 @@ func (p *hlb) Step() {
 	p.weigh()
 }
 
-// weigh copies the weights of all servers, including servers that are added later.
+// weigh takes the weights of the last step for all servers, including those that are added later.
 func (p *hlb) weigh() {
 	for s := range p.weight {
 		p.weight[s] = p.weights.round(p.speeds.Weight(int32(s)))
@@ -155,6 +156,7 @@ func (p *hlb) Closed(f *sim.Flow, end sim.End) {
 	}
 }
 
+// register records the duration of a flow on a server.
 func (p *hlb) register(server int32, duration float64) {
 	p.speeds.Observe(server, duration, p.b.Rand.Uint64())
 }
@@ -164,7 +166,8 @@ func (p *hlb) register(server int32, duration float64) {
 // request right behind it, an acknowledgement of the response, and a FIN.
 type printedHLB struct {
 	*hlb
-	flows    map[uint64]*infer.Algorithm1 // by Flow.Number
+	flows map[uint64]*infer.Algorithm1 // by Flow.Number
+	// register is hlb.register, unless a test replaces it.
 	register func(server int32, duration float64)
 }
 

@@ -81,11 +81,10 @@ type SRDyn struct {
 	Initial int     `yaml:"initial"`
 	// WindowTime is the shortest time of a window, 0 to 1 h. The paper has none (0).
 	WindowTime time.Duration `yaml:"window-time"`
-	// Limit is the paper's n, the maximum threshold. 0 stands for the server's processors with
-	// FIFO, and otherwise for its workers. Without a limit of the workers, it stands for no
-	// maximum. The policy also counts flows that wait for a processor as busy, as it does with
-	// Apache's threads that wait for a processor. If the threshold should include waiting flows, n
-	// must be larger.
+	// Limit is the paper's n, the maximum threshold. 0 stands for the number of flows that the
+	// server serves at once: its processors with FIFO, and otherwise its workers. If the workers
+	// have no limit, the threshold has none. The policy counts all open flows of a server as busy,
+	// also those that wait. If the threshold should include waiting flows, n must be larger.
 	Limit int `yaml:"limit"`
 }
 
@@ -107,8 +106,8 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	}, uint32(m.Limit)}, err
 }
 
-// perServer gives each server its own policy. Busy is the number of open flows of the server. The
-// capacity is the server's limit of workers, or another given limit.
+// perServer gives each server its own accept policy. For the policy, a server's open flows are busy
+// workers, and its capacity is the limit of its workers, or capacity if that is not 0.
 type perServer struct {
 	policy   func(*sim.Host) accept.Policy
 	capacity uint32
@@ -136,6 +135,7 @@ func (d decider) Decide(own sim.Load, offer *sim.Offer) int32 {
 	return offer.At + 1
 }
 
+// acceptLoad returns a load as accept policies know it. A capacity of 0 stands for none.
 func acceptLoad(l sim.Load, capacity uint32) accept.Load {
 	if capacity == 0 {
 		capacity = accept.NoCapacity
@@ -151,9 +151,9 @@ type Least struct {
 	// Reports lets the balancer order the candidates by the loads that servers reported last, in
 	// signals that exist anyway.
 	Reports bool `yaml:"reports"`
-	// Age is the time in which a report approaches the mean of all reports by the factor e,
-	// because an older report says less. The best value is about the duration of flows, and a
-	// factor of 4 does little harm. 0 means for ever.
+	// Age is the time in which the difference between a report and the mean of all reports shrinks
+	// by the factor e, because an older report says less. The best value is about the duration of
+	// flows. A value that is 4 times as large or small does little harm. 0 means no ageing.
 	Age time.Duration `yaml:"age"`
 	// ReportOthers tells which loads the signal of the server that took a flow carries in addition
 	// to the server's own: those of all servers that passed the flow on ("" or all), that of the
@@ -215,8 +215,8 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	}, nil
 }
 
-// others returns the number of candidates, from the first one on, whose loads a signal may carry in
-// addition to that of its sender.
+// others returns the number of candidates whose loads a signal may carry in addition to that of its
+// sender. They are the first in the list.
 func (m *Least) others() int32 {
 	switch m.ReportOthers {
 	case ReportNone:
@@ -281,7 +281,7 @@ type candidate struct {
 const meanGain = 0.01
 
 func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
-	clear(offer.Loads[:]) // so that it is visible which servers wrote a load
+	clear(offer.Loads[:]) // so that Accepted sees which servers wrote a load
 	p.Placement.Place(f, offer)
 	rank := p.rank[:offer.N]
 	for i, s := range offer.Servers[:offer.N] {
@@ -295,7 +295,8 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare puts a free server, which may be outside the bucket, in the last place.
+// offerSpare puts a free server, which may be outside the bucket, in the last place of the list. If
+// the list is full, the last candidate makes room.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
@@ -314,6 +315,7 @@ func (p *reported) load(server int32) float64 {
 	return p.mean + (last.load-p.mean)*math.Exp((last.when-p.b.Now())/p.age)
 }
 
+// report stores a load that a server reported.
 func (p *reported) report(server int32, load *sim.Load) {
 	if p.ignoresIdle {
 		load.Open, load.Idle = load.Open-load.Idle, 0
@@ -331,8 +333,8 @@ func (p *reported) report(server int32, load *sim.Load) {
 }
 
 // Accepted reads the loads in a create-stickiness signal: that of the server that took the flow,
-// and those of servers that passed it on. If the signal carries all loads, the list also has the
-// load that the taker had before the flow, which moves the mean of the reports.
+// and those of servers that passed it on. A signal with all loads also has the load that the taker
+// had before the flow. That load counts in the mean of the reports.
 func (p *reported) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 	for i := range min(offer.N, p.others) {
 		isOther := offer.Servers[i] != f.Server || p.others == sim.MaxChain

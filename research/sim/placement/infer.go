@@ -69,12 +69,13 @@ type inferring struct {
 	b         *sim.Balancer
 	method    *Infer
 	estimator *infer.Estimator
-	live      []int32 // servers by index of the estimator
-	counters  []infer.Counters
-	durations []infer.Reservoir
+	live      []int32           // servers by index of the estimator
+	counters  []infer.Counters  // by server
+	durations []infer.Reservoir // by server
 	polls     int
 }
 
+// arrange tells the estimator which servers and balancers there are.
 func (p *inferring) arrange() error {
 	p.live = append(p.live[:0], p.b.Live...)
 	members := make([]infer.Member, len(p.live))
@@ -108,6 +109,7 @@ func (p *inferring) Place(f *sim.Flow, offer *sim.Offer) {
 	p.placed(f, best)
 }
 
+// placed counts a flow as new on a server.
 func (p *inferring) placed(f *sim.Flow, server int32) {
 	state, _ := infer.Null.Next(infer.Open)
 	mark(f, state, server)
@@ -146,7 +148,8 @@ func (p *inferring) Silent(f *sim.Flow) {
 	}
 }
 
-// Closed counts a silent flow again, because the packet that ends it is a packet.
+// Closed first counts a silent flow again, because the flow is not silent when its last packet
+// passes.
 func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -160,7 +163,7 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 		c.New--
 		return
 	}
-	c.Ended[min(c.Established, infer.MostServed)-1]++
+	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the number of flows, with this one
 	c.Established--
 	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
 }
@@ -172,7 +175,7 @@ func (p *inferring) Step() {
 		p.estimator.Sample(i, p.counters[s], p.Interval())
 	}
 	p.polls++
-	every := int(p.method.Interval / p.method.Polled)
+	every := int(p.method.Interval / p.method.Polled) // polls in a step
 	if p.polls%every != 0 {
 		return
 	}

@@ -4,8 +4,8 @@ package placement
 
 import "github.com/segue-lb/segue/research/sim"
 
-// LeastQueue takes the server with the fewest of the balancer's own flows (HLB, section I-B). least-queue2
-// compares two random servers.
+// LeastQueue takes the server with the fewest of the balancer's own flows (HLB, section I-B, LSQ).
+// least-queue2 compares two random servers.
 type LeastQueue struct {
 	Own    `yaml:",inline"`
 	tables tableCache
@@ -27,13 +27,14 @@ func (m *LeastQueue) New(b *sim.Balancer) (sim.Placement, error) {
 	return &p, nil
 }
 
-// leastQueue chooses from all servers, and among equals at random. It does in constant time what other
-// placements do with a ranking, because it compares counts.
+// leastQueue chooses from all servers, and among equals at random. As the scores are counts, it
+// needs no infer.Ranking, and takes constant time.
 type leastQueue struct {
 	b    *sim.Balancer
 	open *sim.Counts
 }
 
+// choose returns a server with the fewest flows, or -1 if there is no server.
 func (p *leastQueue) choose() int32 {
 	least := p.open.Least()
 	if len(least) == 0 {

@@ -97,6 +97,7 @@ func marked(f *sim.Flow) (state infer.State, server int32) {
 	return state, int32(f.Mark >> stateBits)
 }
 
+// placed notes that a flow was offered to a server.
 func (t *tally) placed(f *sim.Flow, server int32) {
 	state, _ := infer.Null.Next(infer.Open)
 	mark(f, state, server)
@@ -112,7 +113,7 @@ func (t *tally) connected(f *sim.Flow) {
 		t.placed(f, server)
 		state, _ = marked(f)
 	}
-	state, occupancy := state.Next(infer.Data)
+	state, occupancy := state.Next(infer.Data) // occupancy is the change of the established flows
 	mark(f, state, server)
 	if !t.early && occupancy != 0 {
 		t.change(server, float64(occupancy))
@@ -132,14 +133,15 @@ func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
 	return server, state == infer.Conn
 }
 
-// byScore takes the server with the smallest infer.Delay.
+// byScore takes the server with the smallest infer.Delay. The ranking knows servers by their
+// positions in the order for ties.
 type byScore struct {
 	tally
 	b        *sim.Balancer
 	own      *Own
-	weight   []float64 // by server, live or not
-	flows    []float64
-	live     []bool
+	weight   []float64      // by server, live or not
+	flows    []float64      // by server: the balancer's own
+	live     []bool         // by server
 	ranking  *infer.Ranking // by position
 	position []int32        // of each server, in the order for ties
 	server   []int32        // of each position
@@ -148,7 +150,7 @@ type byScore struct {
 	drawn    [sim.MaxChain]int32
 }
 
-// mostServers is the maximum number of servers that a row of positions can contain.
+// mostServers is the maximum number of servers, because positions in a row have 16 bits.
 const mostServers = math.MaxUint16 + 1
 
 // newByScore returns a placement with the given weights.
@@ -182,7 +184,7 @@ func (p *byScore) order() []int32 {
 		order, _ := homeOrder(p.b, equalWeights(p.b))
 		return order
 	case p.server != nil:
-		return p.server
+		return p.server // other orders do not change
 	}
 	order := make([]int32, len(p.weight))
 	for i := range order {
@@ -203,6 +205,7 @@ func (p *byScore) reorder(order []int32) {
 	}
 }
 
+// rank brings a server's score up to date.
 func (p *byScore) rank(server int32) {
 	score := math.Inf(1)
 	if p.live[server] {
@@ -237,7 +240,7 @@ func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// choices returns the positions to choose from, or nil for all.
+// choices returns the positions of the servers to choose from, or nil for all servers.
 func (p *byScore) choices(f *sim.Flow) []uint16 {
 	row := p.row[:0]
 	switch {

@@ -35,14 +35,17 @@ type Prequal struct {
 
 // prequalDefaults returns the parameters of the paper's experiments.
 func prequalDefaults() *Prequal {
-	return &Prequal{Probes: 3, Remove: 1, Pool: 16, Age: time.Second, Quantile: math.Pow(2, -0.25), Delta: 1}
+	return &Prequal{
+		Probes: 3, Remove: 1, Pool: 16, Age: time.Second, Quantile: math.Pow(2, -0.25), Delta: 1,
+	}
 }
 
 // Build implements Spec.
 func (m *Prequal) Build() (sim.Method, sim.Policy, error) {
 	return m, latencyPolicy{}, errors.Join(
-		inRange("probes", m.Probes, 0.001, 100), inRange("remove", m.Remove, 0, 100), inRange("pool", m.Pool, 1, 1000),
-		inRange("age", m.Age, time.Millisecond, time.Hour), inRange("quantile", m.Quantile, 0, 1), inRange("delta", m.Delta, 0, 100),
+		inRange("probes", m.Probes, 0.001, 100), inRange("remove", m.Remove, 0, 100),
+		inRange("pool", m.Pool, 1, 1000), inRange("age", m.Age, time.Millisecond, time.Hour),
+		inRange("quantile", m.Quantile, 0, 1), inRange("delta", m.Delta, 0, 100),
 	)
 }
 
@@ -68,13 +71,14 @@ type prequal struct {
 	b      *sim.Balancer
 	pool   []answer // the oldest first
 	recent [recentAnswers]int32
-	seen   int // number of all answers so far
-	owed   float64
-	remove float64
-	worst  bool // whether to remove the worst answer next, and not the oldest
+	seen   int     // number of all answers so far
+	owed   float64 // probes to send; the fraction is left for later flows
+	remove float64 // answers to remove; the fraction is left for later flows
+	worst  bool    // whether to remove the worst answer next, and not the oldest
 	sorted [recentAnswers]int32
 }
 
+// Place chooses among the answers in the pool. Then it removes answers and sends probes.
 func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 	if len(p.b.Live) == 0 {
 		return
@@ -123,6 +127,7 @@ func (p *prequal) choose(worst bool) int {
 	return best
 }
 
+// before tells whether an answer is better than another one.
 func (a *answer) before(other *answer, hot int32) bool {
 	switch aHot, otherHot := a.flight > hot, other.flight > hot; {
 	case aHot != otherHot:

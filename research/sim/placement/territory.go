@@ -10,9 +10,9 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Territory gives servers home balancers: infer.Territory. If the capacities are known, it
-// estimates the flows of other balancers from those on its own servers. If they are learned by
-// infer.Capacities, it also learns the flows of other balancers, from the durations of flows.
+// Territory gives servers home balancers (infer.Territory). If it knows the capacities, it
+// estimates the flows of other balancers from its own flows on its home servers. Otherwise
+// infer.Capacities learns the capacities and the flows of other balancers.
 type Territory struct {
 	// Candidates, if not 0, restricts the choice to that number of candidates of the flow's
 	// bucket.
@@ -64,19 +64,19 @@ type territory struct {
 	method    *Territory
 	territory *infer.Territory
 	capacity  []float64 // by server, live or not
-	flows     []float64
-	home      []int32
+	flows     []float64 // by server: the balancer's own
+	home      []int32   // the balancer's home servers
 	table     tableOf
 }
 
 // arrange builds the territory again, after servers or balancers have changed.
 func (p *territory) arrange() error {
 	order, homes := homeOrder(p.b, p.capacity)
-	now := make([]float64, len(p.capacity))
+	present := make([]float64, len(p.capacity)) // capacities; 0 if the server is not live
 	for _, s := range p.b.Live {
-		now[s] = p.capacity[s]
+		present[s] = p.capacity[s]
 	}
-	p.territory, p.home = infer.NewTerritory(now, order, homes), order[:homes]
+	p.territory, p.home = infer.NewTerritory(present, order, homes), order[:homes]
 	for s, n := range p.flows {
 		p.territory.Add(int32(s), n)
 	}
@@ -110,14 +110,14 @@ func (p *territory) MembershipChanged() { must(p.arrange()) }
 // Recover returns the candidates of the bucket.
 func (p *territory) Recover(f *sim.Flow, offer *sim.Offer) { p.table.offerRow(f, offer) }
 
-// learnedTerritory does not know capacities. It knows for how long each server had how many of its
-// flows, and when a flow ended.
+// learnedTerritory does not know capacities. It learns them from two things: for how long a server
+// had each number of the balancer's flows, and when a flow ended.
 type learnedTerritory struct {
 	territory
 	learned  *infer.Capacities
 	interval float64
-	since    []float64 // time at which a server's flows were last counted
-	known    []bool    // by server: whether it was live
+	since    []float64 // by server: the time up to which had has recorded
+	known    []bool    // by server: whether it was live at the last change
 }
 
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
@@ -134,8 +134,8 @@ func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 	return p, p.arrange()
 }
 
-// arrange builds the territory again, with an equal share of servers for all balancers. Then it
-// applies what was learned.
+// arrange builds the territory again. It gives all balancers equal shares of the servers, because
+// all capacities are 1 here. Then it applies what was learned.
 func (p *learnedTerritory) arrange() error {
 	if err := p.territory.arrange(); err != nil {
 		return err
@@ -156,6 +156,7 @@ func (p *learnedTerritory) apply() {
 	}
 }
 
+// add changes the number of flows on a server, and records what can be learned from that.
 func (p *learnedTerritory) add(server int32, by float64) {
 	p.had(server)
 	if by < 0 {
@@ -164,7 +165,8 @@ func (p *learnedTerritory) add(server int32, by float64) {
 	p.territory.add(server, by)
 }
 
-// had records for how long a server has had its present number of flows.
+// had records for how long a server has had its present number of flows. It is called before each
+// change of the number.
 func (p *learnedTerritory) had(server int32) {
 	now := p.b.Now()
 	p.learned.Had(server, int(p.flows[server]), now-p.since[server])

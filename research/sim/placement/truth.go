@@ -54,6 +54,8 @@ func (p *byTruth) Place(f *sim.Flow, offer *sim.Offer) {
 		case best < 0 || cost < least:
 			best, least, ties = s, cost, 1
 		case cost == least:
+			// The n-th equal server replaces the others with probability 1/n, so all are
+			// equally likely.
 			if ties++; p.b.Rand.Intn(ties) == 0 {
 				best = s
 			}

@@ -60,16 +60,16 @@ func (p *twf) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// fill computes the probabilities. Let q be the queue of server s, and let each of a flows go to s
-// with probability P. The sum over all servers of the expected square of (q + new flows - level)
-// is smallest if P is in proportion to how far q is below the level that a-1 flows would fill.
-// This is the paper's closed form. The one flow less comes from the variance.
+// fill computes the probabilities. Let n flows arrive, each of which goes to server s with
+// probability P(s). The queues come closest to one level, in the mean square, if P(s) is in
+// proportion to how far the queue of s is below the level to which n-1 flows would fill the queues.
+// This is the paper's closed form: n-1 in place of n accounts for the variance.
 func (p *twf) fill() {
 	level := p.level(max(p.coming-1, 1))
 	p.lottery.set(p.b.Live, func(s int32) float64 { return max(0, level-p.queue[s]) })
 }
 
-// level returns the level of the queues after that amount is poured over them.
+// level returns the level to which an amount of water fills the lowest queues.
 func (p *twf) level(water float64) float64 {
 	p.order = append(p.order[:0], p.b.Live...)
 	slices.SortFunc(p.order, func(a, b int32) int { return cmp.Compare(p.queue[a], p.queue[b]) })

@@ -46,7 +46,7 @@ func (m *WCMP) Build() (sim.Method, sim.Policy, error) { return m, nil, nil }
 // lottery draws servers by weight.
 type lottery struct {
 	servers []int32
-	sums    []float64 // sums of the weights up to each server
+	sums    []float64 // by index in servers: the sum of the weights up to that server
 }
 
 // set sets the weights of the servers. If all weights are 0, the servers count as equal.
@@ -168,6 +168,7 @@ type Formula string
 // of 32 (6LB, footnote 7).
 const Formula6LB Formula = "6lb"
 
+// weight returns the weight of a server that has reported a load.
 func (f Formula) weight(load sim.Load) float64 {
 	if f == Formula6LB {
 		busy := float64(load.Busy) / 32
@@ -178,7 +179,10 @@ func (f Formula) weight(load sim.Load) float64 {
 
 // New implements sim.Method.
 func (m *WeightedRoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &weightedRoundRobin{poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b), turn: make([]float64, len(b.Servers))}
+	p := &weightedRoundRobin{
+		poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b),
+		turn: make([]float64, len(b.Servers)),
+	}
 	for s := range p.turn {
 		p.turn[s] = b.Rand.Float() / p.weight[s]
 	}
@@ -194,10 +198,11 @@ type weightedRoundRobin struct {
 	poll
 	formula Formula
 	weight  []float64
-	turn    []float64
-	now     float64 // the last turn
+	turn    []float64 // by server: its next turn
+	now     float64   // the last turn that a server took
 }
 
+// Place takes the server whose turn comes first.
 func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	best := int32(-1)
 	for _, s := range p.b.Live {

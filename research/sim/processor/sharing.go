@@ -48,6 +48,7 @@ func (s *Sharing[Job]) rate() float64 {
 	return s.speed * float64(s.processors) / float64(n)
 }
 
+// virtualAt returns the virtual time at a time from since on.
 func (s *Sharing[Job]) virtualAt(now float64) float64 {
 	if len(s.jobs) == 0 {
 		return 0 // so that it stays small, and exact

@@ -17,7 +17,7 @@ type Condition struct {
 	// Expected tells whether the file expects the condition to hold or to fail.
 	Expected bool
 	compare  comparison
-	bare     bool // a metric names no case, so the condition is about each case
+	bare     bool // one of its metrics names no case, so the condition is about each case
 }
 
 // Verdict is the result of a condition.
@@ -56,9 +56,9 @@ func (s *Scenario) Judge(all []*sim.Result) []Verdict {
 	return verdicts
 }
 
-// judge judges a condition. If a metric names no case, judge goes through all cases. The condition
-// holds if it holds for all of them. It is undefined if it is undefined for one. Otherwise it
-// fails for the first case for which it does not hold.
+// judge judges a condition. If one of its metrics names no case, judge goes through all cases. Then
+// the condition holds if it holds for all of them, and it is undefined if it is undefined for one.
+// Otherwise it fails, and the verdict has the values of the first case for which it fails.
 func (c *Condition) judge(s *Scenario, r results) Verdict {
 	v := Verdict{Condition: c.Text, Expected: c.Expected, Holds: true, Defined: true}
 	for _, each := range s.Cases {

@@ -24,10 +24,11 @@ type happening struct {
 
 // target is a name in an event, with the indexes of the servers or balancers that it stands for.
 type target struct {
-	path string
+	path string // of the name, for errors
 	of   []int32
 }
 
+// events reads the events of a case, and leaves it to consequences to replay them.
 func (m *merger) events(r *RunnableCase) {
 	events, path := section[*[]Event](m, "Events")
 	if events == nil {
@@ -143,6 +144,7 @@ type cluster struct {
 	balancers []presence
 }
 
+// newCluster returns the state before all events.
 func newCluster(c *sim.Config) *cluster {
 	presentUnless := func(absent bool) presence {
 		if absent {
@@ -161,8 +163,8 @@ func newCluster(c *sim.Config) *cluster {
 	return cl
 }
 
-// replay applies the events in their order, and reports names for which an event changes nothing.
-// If this is so in several cases, it reports the first one. For a group, at least one server must
+// replay applies the events in the order of their times. It reports each name for which an event
+// changes nothing, in the first case where this happens. For a group, at least one server must
 // change.
 func (m *merger) replay(r *RunnableCase, events []happening) {
 	slices.SortStableFunc(events, func(a, b happening) int { return cmp.Compare(a.at, b.at) })
@@ -170,7 +172,7 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 	for i := range events {
 		for _, t := range events[i].targets {
 			changed, problem := false, ""
-			for _, of := range t.of {
+			for _, of := range t.of { // the servers or balancers of the name
 				if why := state.change(&events[i], of); why != "" {
 					problem = why
 				} else {
@@ -203,11 +205,11 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 		c.speeds[i] = h.speed
 		return ""
 	}
-	is := &c.servers
+	of := c.servers
 	if ofBalancers(h.kind) {
-		is = &c.balancers
+		of = c.balancers
 	}
-	was, becomes := (*is)[i], gone
+	was, becomes := of[i], gone
 	switch h.kind {
 	case sim.ServerAdd, sim.BalancerAdd:
 		becomes = there
@@ -222,11 +224,11 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	case was == becomes:
 		return "is already present"
 	}
-	(*is)[i] = becomes
+	of[i] = becomes
 	return ""
 }
 
-// useAdded notes which of the absent servers and balancers are added later.
+// useAdded marks as used the fields absent of the servers and balancers that an event adds.
 func (m *merger) useAdded(r *RunnableCase) {
 	_, servers := section[*[]Servers](m, "Servers")
 	balancers, path := section[*Balancers](m, "Balancers")

@@ -24,12 +24,12 @@ import (
 //	factor    = number | duration | metric [ "(" case ")" ] | "(" sum ")" .
 //
 // Durations, such as 350ms, and metrics that are times can only be added to and compared with
-// times. Whoever compares a time with 350 most likely does not mean seconds. A plus or minus after
-// a name must have a space before it, because names may contain these characters.
+// times. So "mean < 350" is an error: its author hardly means seconds. A plus or minus after a name
+// must have a space before it, because names may contain these characters.
 type (
 	expression struct {
 		value func(results) float64
-		time  int  // the power of time in its unit: 1 for times, 0 for numbers and shares
+		time  int  // the power of seconds in its unit: 1 for times, 0 for numbers and shares
 		about bool // depends on results, and not only on constants
 	}
 	comparison func(results) verdict
@@ -66,7 +66,8 @@ var metrics = map[string]func(*sim.Result) float64{
 // times are the metrics that are times, in addition to percentiles.
 var times = []string{"mean", "deviation", "max"}
 
-// metric returns a metric by its name, or nil if there is none, and the power of time in its unit.
+// metric returns a metric by its name, or nil if there is none, and the power of seconds in its
+// unit.
 func metric(name string) (value func(*sim.Result) float64, time int) {
 	if digits, ok := strings.CutPrefix(name, "p"); ok {
 		percent, err := strconv.ParseFloat(digits, 64)
@@ -143,6 +144,7 @@ func (p *parser) found() string {
 	return strconv.Quote(p.next())
 }
 
+// condition reads a whole condition.
 func (p *parser) condition() (comparison, error) {
 	left, err := p.sum()
 	if err != nil {
@@ -203,7 +205,8 @@ func (e expression) kind() string {
 	return fmt.Sprintf("time to the power of %d", e.time)
 }
 
-// compare compares two values.
+// compare compares two values. within is the allowed difference in percent, for the operator
+// "within".
 func compare(left float64, op string, within, right float64) verdict {
 	v := verdict{values: fmt.Sprintf("%.4g %s %.4g", left, op, right)}
 	switch op {
@@ -243,6 +246,7 @@ func (p *parser) chain(operand func() (expression, error), operators ...string) 
 	return left, err
 }
 
+// combine returns the expression of an operator and its operands.
 func combine(left expression, op string, right expression) (expression, error) {
 	e := expression{time: left.time, about: left.about || right.about}
 	l, r := left.value, right.value
@@ -264,6 +268,7 @@ func combine(left expression, op string, right expression) (expression, error) {
 	return e, nil
 }
 
+// factor reads a factor of the grammar.
 func (p *parser) factor() (expression, error) {
 	w := p.next()
 	if w == "" {

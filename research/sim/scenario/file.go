@@ -35,8 +35,8 @@ type Assertion struct {
 	Fails string `yaml:"fails"`
 }
 
-// Sections are the parts of a configuration. All are pointers, because an empty section of a case
-// replaces the file's section, and a missing section does not.
+// Sections are the parts of a configuration. All are pointers, to tell an empty section of a case,
+// which replaces the file's section, from a missing one, which does not.
 type Sections struct {
 	Servers   *[]Servers `yaml:"servers"`
 	Balancers *Balancers `yaml:"balancers"` // default: one balancer
@@ -157,9 +157,9 @@ type Point struct {
 	Factor *float64       `yaml:"factor"`
 }
 
-// Trace is the path of a file, relative to that of the scenario. The file is compressed if its
-// name ends with .gz.
+// Trace has arrivals from a file.
 type Trace struct {
+	// File is relative to the directory of the scenario. It is compressed if its name ends with .gz.
 	File string `yaml:"file"`
 	// Factor by which the trace is faster than its recording, default 1.
 	Speed *float64 `yaml:"speed"`
@@ -185,7 +185,7 @@ type Work struct {
 	Captured *Captured `yaml:"captured"`
 }
 
-// Captured multiplies a factor by a number in the flow's query. The group in the job's Match
+// Captured is work in proportion to a number in the flow's query. The group in the job's Match
 // captures the number.
 type Captured struct {
 	Factor string `yaml:"factor"` // a time with its unit, such as 35ns or 0.8ns
@@ -255,5 +255,5 @@ type RunnableCase struct {
 	Name   string
 	Groups []string // names by sim.Server.Group
 	Config *sim.Config
-	events []string // paths of the file for each of Config.Events
+	events []string // for each of Config.Events, its path in the file
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
+// jobs reads the jobs of a case.
 func (m *merger) jobs(r *RunnableCase) {
 	c := r.Config
 	section, path := section[*[]Job](m, "Jobs")
@@ -42,11 +43,12 @@ func (m *merger) fromTrace() bool {
 	return arrivals != nil && (arrivals.Wikibench != nil || arrivals.Queries != nil)
 }
 
-// drawn tells whether the class of a flow may be drawn by the jobs' shares.
+// drawn tells whether a job has a share, so that the class of a flow can be drawn.
 func drawn(c *sim.Config) bool {
 	return slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 })
 }
 
+// job reads a job.
 func (m *merger) job(path string, j *Job) sim.Job {
 	job := sim.Job{Name: j.Name, Share: 1}
 	if j.captures() {
@@ -115,7 +117,7 @@ func (m *merger) stage(path string, w *Work) sim.Stage {
 // time.Duration.
 func (m *merger) factor(path, text string) float64 {
 	units := map[string]float64{"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1}
-	number := strings.TrimRight(text, "nuµms")
+	number := strings.TrimRight(text, "nuµms") // without the letters of the units
 	unit, known := units[text[len(number):]]
 	x, err := strconv.ParseFloat(number, 64)
 	m.require(known && err == nil && x > 0 && !math.IsInf(x, 1), path,
@@ -135,7 +137,7 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 	})
 	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		for _, p := range problems {
-			p.Line = 0 // the text is a line
+			p.Line = 0 // the text has only one line
 			if p.Path == "" {
 				p.Problem += `, such as "exponential: 190ms"`
 			}
@@ -144,11 +146,11 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 	return d, err
 }
 
-// distribution reads a distribution. Its fields are among other fields of the section. The
-// argument instead lists the fields that may be set in place of a distribution.
+// distribution reads a distribution, of which exactly one field must be set. instead lists other
+// fields of the section that may be set in place of a distribution, for the error.
 func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
 	before := len(m.errs)
-	var all []sim.Distribution
+	var all []sim.Distribution // one for each field that is set
 	positive := func(name string, t time.Duration) float64 {
 		m.require(t > 0, join(path, name), "must be positive")
 		return t.Seconds()
@@ -263,7 +265,7 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
 }
 
-// loadable tells whether the processors can have a load, as far as servers and jobs are valid.
+// loadable tells whether servers and jobs are valid, and a server is there to have a load.
 func (m *merger) loadable(path string, c *sim.Config) bool {
 	if len(m.errs) > 0 {
 		return false
@@ -272,6 +274,7 @@ func (m *merger) loadable(path string, c *sim.Config) bool {
 	return len(m.errs) == 0
 }
 
+// curve reads the curve of a rate, which is nil if the rate is constant.
 func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	m.require(p.Diurnal == nil || p.Curve == nil, path, "diurnal and curve exclude each other")
 	if d := p.Diurnal; d != nil {
@@ -297,6 +300,7 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	return points
 }
 
+// trace reads a trace. If the scenario sets a load, it computes the speed for it.
 func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFormat) sim.Arrivals {
 	if t.File == "" {
 		m.failf(path+".file", "is required")
@@ -326,7 +330,7 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 		m.failf(path+".file", "%v", err)
 		return 0
 	}
-	work := 0.0
+	work := 0.0 // of the whole trace
 	if extent.Drawn > 0 {
 		work = float64(extent.Drawn) * c.Work()
 	}

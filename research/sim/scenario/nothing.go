@@ -11,9 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// nothing reports fields without a value. In YAML such a field counts as missing, so a case with
-// "events:" would have the events of the file instead of none. Elements of lists are reported
-// elsewhere.
+// nothing reports fields without a value. YAML treats such a field as missing: a case with
+// "events:" would have the events of the file, although its author may mean none. Elements of lists
+// without a value are reported elsewhere.
 func nothing(text []byte) (errs fieldpath.Errors) {
 	root, err := config.Document(text)
 	if err != nil {

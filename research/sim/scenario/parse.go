@@ -52,8 +52,8 @@ type builder struct {
 	dir    string
 	errs   fieldpath.Errors
 	result Scenario
-	later  []func() // functions that consequences calls
-	// unused contains the paths that no case has used so far, with the problem to report for each.
+	later  []func() // checks that consequences calls
+	// unused contains the paths that a case must use, with the problem to report if none does.
 	unused map[string]string
 	used   map[string]bool // paths that a case has used
 }
@@ -70,17 +70,20 @@ func (b *builder) failf(path, format string, args ...any) {
 // mustUse reports a problem at the end unless a case uses the path.
 func (b *builder) mustUse(path, problem string) { b.unused[path] = problem }
 
+// use notes that a case uses the path.
 func (b *builder) use(path string) { b.used[path] = true }
 
-// consequences reports problems that may only follow from other problems. So it runs only if there
-// are no others. Among these problems are parts of the file that no case uses: they have no
-// effect, so they are likely mistakes.
+// consequences reports problems that may be only consequences of other problems. So it runs only if
+// there are no others. Such a problem is a part of the file that no case uses: it has no effect, so
+// it is likely a mistake.
 func (b *builder) consequences() {
 	for _, check := range b.later {
 		check()
 	}
 	if len(b.errs) > 0 {
-		return // an event that changes nothing may be the one that should use it
+		// An event that changes nothing has been reported. It may be the event that was meant to
+		// use an unused part.
+		return
 	}
 	for _, path := range slices.Sorted(maps.Keys(b.unused)) {
 		b.require(b.used[path], path, "%s", b.unused[path])
@@ -94,6 +97,7 @@ func (b *builder) require(ok bool, path, format string, args ...any) {
 	}
 }
 
+// scenario builds the result from the content of a file.
 func (b *builder) scenario(f *File) {
 	b.require(f.Runs >= 1 && f.Runs <= MostRuns, "runs", "must be 1 to %d", MostRuns)
 	b.result.Seed, b.result.Runs = f.Seed, f.Runs
@@ -123,7 +127,10 @@ func (b *builder) scenario(f *File) {
 
 // runnable adds a case.
 func (b *builder) runnable(path string, base *Sections, c *Case) {
-	m := merger{builder: b, path: path, base: reflect.ValueOf(base).Elem(), own: reflect.ValueOf(&c.Sections).Elem()}
+	m := merger{
+		builder: b, path: path,
+		base: reflect.ValueOf(base).Elem(), own: reflect.ValueOf(&c.Sections).Elem(),
+	}
 	r := RunnableCase{Name: c.Name, Config: &sim.Config{}}
 	m.servers(&r)
 	m.balancers(r.Config)
@@ -150,8 +157,8 @@ type merger struct {
 	base, own reflect.Value // of Sections
 }
 
-// section returns a section and its path. The section is nil if neither the case nor the file has
-// it.
+// section returns the section with the name of a field of Sections, and its path. The section is
+// nil if neither the case nor the file has it.
 func section[T any](m *merger, name string) (T, string) {
 	own := m.own.FieldByName(name)
 	field, _ := m.own.Type().FieldByName(name)
@@ -171,6 +178,7 @@ func given[T any](value *T, otherwise T) T {
 	return *value
 }
 
+// join returns the path of a field in a section. The path of the whole file is empty.
 func join(path, name string) string {
 	if path == "" {
 		return name
@@ -178,6 +186,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
+// servers reads the groups of servers.
 func (m *merger) servers(r *RunnableCase) {
 	section, path := section[*[]Servers](m, "Servers")
 	groups := given(section, nil)
@@ -195,6 +204,7 @@ func (m *merger) servers(r *RunnableCase) {
 		m.require(!slices.Contains(r.Groups, g.Group), at+".group", "used twice")
 		m.require(!serverName.MatchString(g.Group), at+".group", "must not be the name of a server")
 		r.Groups = append(r.Groups, g.Group)
+		// Even with a huge count, one server too many is enough for the error below.
 		count := min(max(g.Count, 0), mostServers+1-len(r.Config.Servers))
 		for range count {
 			template.Name = "s" + strconv.Itoa(len(r.Config.Servers)+1)

@@ -151,7 +151,10 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	if err != nil {
 		return nil, err
 	}
-	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results), Warnings: []string{}}
+	report := &Report{
+		Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results),
+		Warnings: []string{},
+	}
 	for i := range s.Cases {
 		of := s.Cases[i].report(results[i], s.Every)
 		report.Cases = append(report.Cases, of)
@@ -160,9 +163,9 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	return report, nil
 }
 
-// warnings returns warnings about runs in which no flow was measured, about intervals without
-// results or too many of them, and about events after the last arrival. Only the runs show how
-// long a number of connections, or a trace, takes.
+// warnings returns warnings about runs in which no flow was measured, about no or too many
+// intervals, and about events after the last arrival. These problems cannot be found before the
+// runs, which show how long a number of connections or a trace takes.
 func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals int) (warnings []string) {
 	unmeasured := 0
 	last := 0.0
@@ -181,14 +184,15 @@ func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals in
 		warnings = append(warnings, fmt.Sprintf("case %s: only the first %d intervals of %v are kept", c.Name, intervals, every))
 	}
 	for i, event := range c.Config.Events {
-		late := 0
+		late := 0 // runs in which the event was after the last arrival
 		for _, run := range r.Runs {
 			if event.At > run.LastArrival {
 				late++
 			}
 		}
 		if late > 0 {
-			warnings = append(warnings, fmt.Sprintf("case %s: %s.at %gs is after the last arrival in %d of %d runs, which was at %.6gs at the latest",
+			warnings = append(warnings, fmt.Sprintf("case %s: %s.at %gs is after the last arrival "+
+				"in %d of %d runs, which was at %.6gs at the latest",
 				c.Name, c.events[i], event.At, late, len(r.Runs), last))
 		}
 	}
@@ -282,7 +286,8 @@ func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
 			n++
 		}
 	}
-	sum := func(quantity func(*sim.ServerUse) float64, of float64) Estimate {
+	// sum returns the sum of a quantity over the servers of the group, divided by a number.
+	sum := func(quantity func(*sim.ServerUse) float64, by float64) Estimate {
 		return estimate(r.Estimate(func(run *sim.RunResult) float64 {
 			sum := 0.0
 			for s := range c.Config.Servers {
@@ -290,7 +295,7 @@ func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
 					sum += quantity(&run.Servers[s])
 				}
 			}
-			return sum / of
+			return sum / by
 		}))
 	}
 	return GroupReport{
