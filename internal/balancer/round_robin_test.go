@@ -280,7 +280,8 @@ func TestTwoCoresShareTheTurns(t *testing.T) {
 	f := open(t, roundRobin(4))
 	const times = 400
 	f.collide(times, [2][]byte{frameOf(web), frameOf(fromPort(web, 7))}, f.forgetFlows, func([2]uint32) {})
-	want := map[string]uint64{"web/s1": times / 2, "web/s2": times / 2, "web/s3": times / 2, "web/s4": times / 2}
+	each := uint64(times / 2 * *collisions)
+	want := map[string]uint64{"web/s1": each, "web/s2": each, "web/s3": each, "web/s4": each}
 	got := map[string]uint64{}
 	for server, counted := range f.counters().servers {
 		got[server] = counted.Packets
