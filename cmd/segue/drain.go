@@ -185,21 +185,25 @@ func clientOf(instance string) (*api.Client, error) {
 	return api.NewClient(found.Name), nil
 }
 
+// drain drains a server or a service and, with --wait, waits until it has no flow or connection
+// left.
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, d, err := o.setDrained(ctx, out, name, true)
-	switch {
-	case err != nil || o.dryRun:
-		return err
-	case o.wait && !d.isCounted:
-		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s", name, d.noun, d.uncounted)
-	case o.wait:
-	case d.left == nil:
-		return nil
-	default:
-		_, err := fmt.Fprintln(out, d.describeLeft(*d.left))
+	if err != nil || o.dryRun {
 		return err
 	}
-	client.IfVersion = "" // the drain has another version
+	if !o.wait {
+		if d.left != nil {
+			_, err = fmt.Fprintln(out, d.describeLeft(*d.left))
+		}
+		return err
+	}
+	if !d.isCounted {
+		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s", name, d.noun, d.uncounted)
+	}
+	// awaitEnd makes dry runs. They would fail with --if-version, because the drain has changed the
+	// version.
+	client.IfVersion = ""
 	return awaitEnd(ctx, out, client, name)
 }
 

@@ -36,6 +36,7 @@ func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	return drainBalancer(ctx, out, client, o)
 }
 
+// drainBalancer is drainSelf with a client.
 func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
 		return describeSelf(ctx, out, client)
@@ -162,6 +163,7 @@ func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	return undrainBalancer(ctx, out, client, o)
 }
 
+// undrainBalancer is undrainSelf with a client.
 func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
 		_, err := fmt.Fprintln(out, "dry run: the balancer announces the routes of all VIPs that can be served")

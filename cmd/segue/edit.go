@@ -513,6 +513,7 @@ func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	return paths
 }
 
+// listServices prints a table of services.
 func listServices(out io.Writer, services []api.Service) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tVIP\tPORT\tPROTOCOL\tPLACEMENT\tPERSISTENCE\tENCAPSULATION\tSERVERS\tOVERRIDE")
@@ -523,6 +524,8 @@ func listServices(out io.Writer, services []api.Service) {
 	w.Flush()
 }
 
+// listAgentServices prints a table of an agent's services. The policy of a drained service is shown
+// as drained.
 func listAgentServices(out io.Writer, services []api.AgentService) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tVIP\tPORT\tPROTOCOL\tENCAPSULATION\tPOLICY\tCONNECTIONS\tOVERRIDE")
@@ -565,6 +568,7 @@ func serversObject(services []api.Service) any {
 	return map[string][]listedServer{"servers": all}
 }
 
+// listServers prints a table of servers.
 func listServers(out io.Writer, services []api.Service) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVER\tADDRESS\tWEIGHT\tCONDITION\tFLOWS\tOVERRIDE")

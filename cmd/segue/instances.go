@@ -87,6 +87,8 @@ func (e *severalError) here() []datapath.Located {
 	return slices.DeleteFunc(slices.Clone(e.instances), func(l datapath.Located) bool { return !l.Here() })
 }
 
+// Error names the instances in this network namespace or, if there are none, all instances with
+// their network namespaces.
 func (e *severalError) Error() string {
 	if here := e.here(); len(here) > 0 {
 		names := make([]string, len(here))
@@ -112,6 +114,7 @@ func (e *severalError) advice() string {
 		"network namespace with `nsenter --net=`"
 }
 
+// listInstances prints a table of instances, or JSON.
 func listInstances(out io.Writer, instances []datapath.Located, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(out, map[string]any{"instances": instances})

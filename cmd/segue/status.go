@@ -165,6 +165,7 @@ func readBalancer(name, service string) (*inspect.Snapshot, error) {
 	return nil, noService(service, names)
 }
 
+// readAgent reads the state of an agent.
 func readAgent(name string) (*agent.Snapshot, error) {
 	view, err := agent.OpenView(name)
 	if err != nil {
@@ -222,6 +223,8 @@ func later[S any](ctx context.Context, interval time.Duration, read func() (S, e
 	}
 }
 
+// printBalancer prints the status of a balancer: the instance, BGP, the services and the reasons of
+// packets.
 func printBalancer(out io.Writer, s *balancerStatus) error {
 	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
@@ -287,6 +290,7 @@ func wholeSeconds(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
+// printAgent prints the status of an agent: the instance, the services and the reasons of packets.
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
@@ -412,6 +416,8 @@ func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process, attached))
 }
 
+// describeProcess returns the process that runs an instance. attached tells whether the data path
+// is attached to an interface.
 func describeProcess(p *rundir.Process, attached bool) string {
 	switch {
 	case p != nil:
@@ -424,6 +430,7 @@ func describeProcess(p *rundir.Process, attached bool) string {
 
 func isAttached(a *datapath.Attachment) bool { return a != nil && a.Ifindex != 0 }
 
+// describeAttachment returns where the data path is attached.
 func describeAttachment(a *datapath.Attachment) string {
 	switch {
 	case !isAttached(a):
@@ -632,6 +639,7 @@ func numbers(values ...uint64) []string {
 	return texts
 }
 
+// describePlacement returns the placement of a service, with its selection or its estimator.
 func describePlacement(s *inspect.ServiceState) string {
 	if s.Inference != nil {
 		return describeInference(s)
@@ -710,6 +718,7 @@ func newTable(out io.Writer) table {
 	return table{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 }
 
+// row adds a row to the table.
 func (t table) row(cells ...string) {
 	for i, cell := range cells {
 		if i > 0 {

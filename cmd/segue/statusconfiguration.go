@@ -43,6 +43,8 @@ func printConfiguration(out io.Writer, c *rundir.Configuration) {
 	}
 }
 
+// printInvalidOverrides warns about the overrides that the process leaves out, and prints their
+// problems.
 func printInvalidOverrides(out io.Writer, invalid []rundir.InvalidOverride) {
 	if len(invalid) == 0 {
 		return

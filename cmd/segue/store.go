@@ -371,6 +371,7 @@ can fill a store that has lost its content.`,
 	return cmd
 }
 
+// exportStore prints the content of the store, or of the file in node.state, as YAML.
 func exportStore(cmd *cobra.Command, o *storeOptions) error {
 	files, err := o.load(cmd.InOrStdin())
 	if err != nil {
@@ -399,6 +400,7 @@ func exportStore(cmd *cobra.Command, o *storeOptions) error {
 	return err
 }
 
+// storedTree returns the newest content of the store.
 func storedTree(ctx context.Context, files *config.BalancerFiles) (store.Tree, error) {
 	s, err := openStore(files)
 	if err != nil {

@@ -261,6 +261,7 @@ func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *
 	return joined.unknown()
 }
 
+// printJoined prints a trace as text or as JSON, with the traces of the servers if they were asked.
 func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(out, j)
@@ -464,6 +465,8 @@ func describePacket(t *inspect.Trace) string {
 	return fmt.Sprintf("%s -> %s, %s, %d bytes", t.Flow.Source, t.Flow.Destination, kind, t.Length)
 }
 
+// describeEntry returns what the flow table has about a flow. If the packet does not go to the
+// server of the entry, it adds why.
 func describeEntry(e *inspect.TracedEntry) string {
 	if e == nil {
 		return "unknown flow"

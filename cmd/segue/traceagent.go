@@ -56,6 +56,7 @@ func elsewhere(instance string) error {
 	return unknownHere(&l)
 }
 
+// unknownHere is elsewhere for an agent that was located.
 func unknownHere(l *datapath.Located) error {
 	switch {
 	case l.Attachment == nil:
@@ -68,6 +69,8 @@ func unknownHere(l *datapath.Located) error {
 		"run this command there: nsenter --net=%s segue trace", l.Name, l.Namespace)
 }
 
+// printAgentTrace prints what an agent knows about a connection, and what it does with each kind of
+// packet.
 func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	table := newTable(out)
 	table.row("connection", fmt.Sprintf("%s -> %s", t.Client, t.VIP))
@@ -115,6 +118,7 @@ func describeAgentFlow(t *agent.Trace) string {
 	return fmt.Sprintf("%s, balancer %s, for %.0fs", t.Flow.State, t.Flow.Balancer, t.Flow.Age)
 }
 
+// describeSocket returns the state of the socket that the application has for a connection.
 func describeSocket(t *agent.Trace) string {
 	switch {
 	case t.LacksVIP():
@@ -136,6 +140,7 @@ func describeQuestion(a *agent.Answer) string {
 	return a.Function
 }
 
+// describeNext returns the way to the next server, or why there is none.
 func describeNext(n *agent.NextSegment) string {
 	if n.Problem != "" {
 		return "LOST: " + n.Problem

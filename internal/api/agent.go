@@ -97,6 +97,8 @@ func (a *agentAPI) snapshot() (*agent.Snapshot, error) {
 	return a.Source()
 }
 
+// listServices joins the state of the data path with the desired state, for each service that both
+// have.
 func (a *agentAPI) listServices(context.Context, *struct{}) (*body[[]AgentService], error) {
 	snapshot, err := a.snapshot()
 	if err != nil {

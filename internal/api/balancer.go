@@ -80,6 +80,8 @@ type listRequest struct {
 	Name string `query:"name" doc:"list only the service of this name, if there is one"`
 }
 
+// listServices joins the state of the data path with the desired state, for each service that both
+// have.
 func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]Service], error) {
 	snapshot, err := b.snapshot(func(service string) bool { return r.Name == "" || r.Name == service })
 	if err != nil {

@@ -66,6 +66,8 @@ func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState
 	return &body[SelfState]{*state}, nil
 }
 
+// selfState reads the number of packets to servers from the data path, and the state of BGP from
+// the speaker.
 func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 	noService := func(string) bool { return false } // the counters of the whole data path suffice
 	snapshot, err := b.snapshot(noService)
@@ -90,6 +92,7 @@ func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 
 type selfChange struct{ Body SelfChange }
 
+// changeSelf drains the balancer or undrains it, and returns the state after that.
 func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[SelfState], error) {
 	if b.Speaker == nil {
 		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +

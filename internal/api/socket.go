@@ -73,6 +73,7 @@ func listenAt(path, group string) (net.Listener, error) {
 	return listener, nil
 }
 
+// groupID returns the ID of a group, or that of the group of the process if the name is empty.
 func groupID(name string) (int, error) {
 	if name == "" {
 		return os.Getegid(), nil

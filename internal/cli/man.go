@@ -31,6 +31,7 @@ already.`,
 	}
 }
 
+// writeManPages writes a man page of each command into a directory.
 func writeManPages(root *cobra.Command, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

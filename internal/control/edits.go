@@ -154,6 +154,7 @@ func validate(edits []Edit) (problems fieldpath.Errors) {
 	return problems
 }
 
+// newDraft returns the list of the overrides in files, ready for edits.
 func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
 	d := &draft[D]{
 		files: files, added: map[target]map[string]any{},

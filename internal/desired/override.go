@@ -29,6 +29,7 @@ func (f Fields) WithPlainNumbers() Fields {
 	return f
 }
 
+// plainNumbers is WithPlainNumbers for a value.
 func plainNumbers(value any) any {
 	switch v := value.(type) {
 	case map[string]any:

@@ -60,6 +60,7 @@ func (s *AgentService) QUICServerID() []byte { return quicServerID(s.QUICID) }
 // FormerQUICServerID is Server.FormerQUICServerID for this server.
 func (s *AgentService) FormerQUICServerID() []byte { return quicServerID(s.FormerQUICID) }
 
+// quicServerID reads a server ID. It returns nil if the text is not valid.
 func quicServerID(text string) []byte {
 	id, err := quiclb.ParseServerID(text)
 	if err != nil {

@@ -280,6 +280,7 @@ func (r *rules) checkName(path, name string) {
 	}
 }
 
+// checkVIP checks the VIP of a service.
 func (r *rules) checkVIP(path string, s AgentService) {
 	if !s.VIP.IsValid() {
 		r.failf(path, "required")
@@ -349,6 +350,7 @@ func (r *rules) checkLocatorNeeded(services []AgentService, locator netip.Prefix
 // vips has the path of the first service of each VIP.
 type vips map[netip.Addr]string
 
+// newVIPs returns the VIPs of services.
 func newVIPs(services []AgentService) vips {
 	v := make(vips)
 	for i, s := range services {

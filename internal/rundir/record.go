@@ -105,6 +105,7 @@ func FindRecord(instance string, process *Process) (*Record, error) {
 	return record, nil
 }
 
+// readRecord reads the record of a process. It returns nil if there is none of this process.
 func readRecord(path string, process *Process) (*Record, error) {
 	if process == nil {
 		return nil, nil

@@ -99,6 +99,7 @@ func (t Tree) override(key string) (o desired.Override, err error) {
 	return o, nil
 }
 
+// decode reads the JSON value at a key.
 func (t Tree) decode(key string, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(t[key]))
 	decoder.UseNumber() // a float64 would lose digits of great integers

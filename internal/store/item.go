@@ -27,6 +27,7 @@ type version struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
+// parseItem reads an item. The changes of its versions must be in descending order.
 func parseItem(text []byte) (item, error) {
 	var it item
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -97,6 +98,7 @@ func (it item) isGone(change uint64) bool {
 	return len(it) > 0 && it[0].Change <= change && it[0].Value == nil
 }
 
+// text returns the item as the store has it.
 func (it item) text() string {
 	text, err := json.Marshal(it)
 	if err != nil {

@@ -276,6 +276,7 @@ func ParseVersion(text string) (Version, error) {
 // newID returns a random ID.
 func newID() string { return strings.ToLower(rand.Text()[:12]) }
 
+// encode returns the JSON of a value.
 func encode(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {
