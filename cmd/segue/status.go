@@ -372,8 +372,8 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	return table.Flush()
 }
 
-// printIDs prints the services that find connections by QUIC connection IDs, each with a table of
-// the IDs that packets had.
+// printIDs prints the services whose QUIC connection IDs the agent compares with the server ID, each
+// with a table of the results.
 func printIDs(out io.Writer, services []*agent.ServiceState) error {
 	for _, s := range services {
 		q := s.QUIC

@@ -120,7 +120,7 @@ func decodeDocument(root *yaml.Node, into any) *document {
 	return d
 }
 
-// root decodes a document, which root is the node of.
+// root decodes a document. root is the node of the document.
 func (d *document) root(root *yaml.Node, into any) {
 	d.isFile = root.Line > 0
 	d.value("", root.Content[0], reflect.ValueOf(into).Elem())

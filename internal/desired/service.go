@@ -189,7 +189,8 @@ type Service struct {
 	Revision *Revision `yaml:"-"`
 }
 
-// Revision identifies what a source has read as a service.
+// Revision identifies one reading of a service: services with a pointer to the same revision are
+// equal. It has a byte, so that pointers to two revisions differ.
 type Revision struct{ _ byte }
 
 // Same tells whether two services are equal. Services of the same revision are, so there is no need
