@@ -42,6 +42,7 @@ over without losing a packet. "segue agent detach" removes the data path.`,
 	return cmd
 }
 
+// runAgent runs an agent until the context ends.
 func runAgent(ctx context.Context, file string, f *foreground) error {
 	log := f.log
 	controller, warnings, err := control.LoadAgent(file)
@@ -83,7 +84,8 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
-		select { // before, a change would wait for the agent to run
+		// An agent that does not run yet would make a request for a change wait.
+		select {
 		case <-a.Ready():
 			return serveAgentAPI(ctx, socket, api.Agent{Control: controller, Reload: reload, Events: stream})
 		case <-ctx.Done():
@@ -91,12 +93,14 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 		}
 	})
 	group.Go(func() error {
-		return daemon.Serve(ctx, a, withoutWarnings(reload), f.hangups, f.detachCommand("agent", cfg.Node.Instance), log)
+		detach := f.detachCommand("agent", cfg.Node.Instance)
+		return daemon.Serve(ctx, a, reloadBySignal(reload), f.hangups, detach, log)
 	})
 	return group.Wait()
 }
 
-// serveAgentAPI answers requests about the tables of an agent until the context ends.
+// serveAgentAPI answers the requests of the API until the context ends. It reads the state of the
+// services from the tables of the data path.
 func serveAgentAPI(ctx context.Context, socket *api.Socket, serving api.Agent) error {
 	view, err := agent.OpenView(serving.Control.Desired().Node.Instance)
 	if err != nil {

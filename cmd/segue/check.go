@@ -26,36 +26,38 @@ func newCheck() *cobra.Command {
 	var o checkOptions
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
-		Short: "Validate configuration files, and whether they fit together",
+		Short: "Validate configuration files, and check whether they fit together",
 		Long: `Check reads a configuration file of a balancer or an agent. It prints one line
 for each error, in the form FILE:LINE: FIELD "VALUE": ERROR. It prints warnings to
 standard error. They begin with "warning: FILE:LINE:". A warning is about a valid
 setting that is rarely intended. Check changes nothing on the machine. It can run
-anywhere, as any user. FILE can also follow -c. The file - is the standard input.
+anywhere, as any user. FILE can also be given by -c. If FILE is -, check reads standard
+input.
 
-Of several files, check also compares those of balancers with those of agents: VIPs,
-ports, protocols, encapsulations, locators, addresses, server IDs of QUIC,
-node.balancers, and whether the files with the keys for signals have the same keys, if
-these files are on this host. An error names both places. An agent whose host is no
-server of the balancers is an error. A server without an agent's file is a warning.
+If there are several files, check also compares the files of balancers with those of
+agents: VIPs, ports, protocols, encapsulations, locators, addresses, server IDs of QUIC
+and node.balancers. If the files with the keys for signals are on this host, it also
+compares the keys. An error names the lines of both files. It is an error if an agent's
+host is not a server of the balancers. There is a warning for each server without an
+agent's file.
 
-With --against, check also compares the file with the process that runs the
-instance. It prints each field whose change needs a restart, and each error in the
-overrides of the instance. This needs root.
+With --against, check also compares the file with the configuration of the process that
+runs the instance. It prints each changed field that needs a restart. It also prints each
+override of the instance that would be invalid with the file. This needs root.
 
-Without --role, a file is checked as a balancer's or an agent's, whichever has the fields of
-the file. A mistyped field counts as the one that it probably means. "segue-lab lab check"
-validates the topology of a lab.
+Without --role, check finds out by the fields of a file whether the file is a balancer's or
+an agent's. It takes a mistyped field for the field that was probably meant. "segue-lab lab
+check" validates the topology of a lab.
 
 With --strict, check also prints findings to standard error. A finding is about a
-setting that is legal but unwise, and names the reason, the cure and its rule. Findings
-about permissions and interfaces are for the host on which the command runs. If a
-finding is intended, --allow names its rule.
+setting that is legal but unwise. It tells the reason, the cure and the name of the rule.
+Findings about permissions and interfaces are about the host on which the command runs. To
+permit what a rule finds, give the name of the rule to --allow.
 
 The exit code is 0 if the files are valid, with or without warnings. It is 1 if a
 file is invalid, if the files do not fit together, or if the instance would refuse to
-reload the file. With --strict it is 2 if the files are valid and there are warnings
-or findings.`,
+reload the file. With --strict it is 2 if the files are valid and fit together, but there
+are warnings or findings.`,
 		Example: `  segue check lb.yaml
   segue check lb.yaml s1-agent.yaml s2-agent.yaml
   segue check -c lb.yaml --strict --allow one-server,seed
@@ -91,7 +93,7 @@ type checkOptions struct {
 	allow                 []string
 }
 
-// validate returns an error if the flags do not belong together, or do not suit the number of files.
+// validate returns an error if the flags exclude each other, or cannot be used with so many files.
 func (o *checkOptions) validate(files int) error {
 	switch {
 	case files > 1 && o.role != "":
@@ -110,13 +112,14 @@ func (o *checkOptions) validate(files int) error {
 	return nil
 }
 
-// checkRun checks files.
+// checkRun is one run of the command.
 type checkRun struct {
 	cmd *cobra.Command
 	checkOptions
-	sides []*config.Side
+	sides []*config.Side // of the valid files so far, for compare
 }
 
+// check checks each file alone, and then whether the valid files fit together.
 func check(cmd *cobra.Command, files []string, o checkOptions) error {
 	if err := o.validate(len(files)); err != nil {
 		return err
@@ -137,7 +140,8 @@ func check(cmd *cobra.Command, files []string, o checkOptions) error {
 	return joined(errs)
 }
 
-// joined joins the errors of several files. The exit code is exitUnwise only if no file is invalid.
+// joined joins the errors of several files. If each error has the exit code exitUnwise, the result
+// has this code. Otherwise its exit code is 1.
 func joined(errs []error) error {
 	err := errors.Join(errs...)
 	if err == nil {
@@ -151,7 +155,8 @@ func joined(errs []error) error {
 	return cli.WithCode(err, exitUnwise)
 }
 
-// compare compares the valid files of balancers with those of agents.
+// compare compares the valid files of balancers with those of agents, and prints errors and
+// warnings.
 func (c *checkRun) compare() error {
 	problems, warnings := config.CompareSides(c.sides)
 	printFileWarnings(c.cmd.ErrOrStderr(), warnings)
@@ -160,14 +165,15 @@ func (c *checkRun) compare() error {
 		return fmt.Errorf("the files do not fit together: %s", wording.Count(len(problems), "error"))
 	}
 	if len(warnings) > 0 && c.strict {
-		return cli.WithCode(fmt.Errorf("the files fit together, but not strictly: %s", wording.Count(len(warnings), "warning")), exitUnwise)
+		return cli.WithCode(fmt.Errorf("the files fit together, but not strictly: %s",
+			wording.Count(len(warnings), "warning")), exitUnwise)
 	}
 	return nil
 }
 
-// file checks a file alone.
-func (c *checkRun) file(file string) error {
-	data, file, err := cli.ReadInput(c.cmd.InOrStdin(), file)
+// file checks a file alone, and prints what it finds. It notes a valid file for compare.
+func (c *checkRun) file(path string) error {
+	data, file, err := cli.ReadInput(c.cmd.InOrStdin(), path)
 	if err != nil {
 		return err
 	}
@@ -211,17 +217,18 @@ func (c *checkRun) file(file string) error {
 	return c.strictly(file, read, data)
 }
 
-// exitUnwise is the exit code for a file that is valid but unwise.
+// exitUnwise is the exit code of --strict for valid files with warnings or findings.
 const exitUnwise = 2
 
-// strictly reports findings in a valid file. The error has the code exitUnwise if there are findings or
-// warnings.
+// strictly prints the findings about a valid file. If the file has findings or warnings, strictly
+// returns an error with the exit code exitUnwise.
 func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
 	findings, err := read.inspect(file, data, config.ThisHost())
 	if err != nil {
 		return err
 	}
-	findings = slices.DeleteFunc(findings, func(f config.Finding) bool { return slices.Contains(c.allow, f.Rule) })
+	isAllowed := func(f config.Finding) bool { return slices.Contains(c.allow, f.Rule) }
+	findings = slices.DeleteFunc(findings, isAllowed)
 	for _, f := range findings {
 		fmt.Fprintf(c.cmd.ErrOrStderr(), "finding: %v [%s]\n", f.Error, f.Rule)
 	}
@@ -238,17 +245,17 @@ type checkedFile struct {
 	instance string
 	content  string // numbers of services and servers
 	warnings fieldpath.Errors
-	fixed    []desired.Setting
-	// overrides reads the file with the overrides of its instance. Warnings are those about the file,
-	// and then those about the overrides.
+	fixed    []desired.Setting // that only a restart can change
+	// overrides reads the overrides of the instance on top of the file. It returns the overrides that
+	// are invalid. Its warnings are those about the file, and then those about the overrides.
 	overrides func() (invalid []desired.InvalidOverride, warnings fieldpath.Errors, err error)
-	// inspect applies the strict rules.
+	// inspect returns the findings of --strict.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
-	// side is for the comparison with other files.
+	// side is what is compared with other files.
 	side *config.Side
 }
 
-// parseFor reads the content of a file for the role of a host.
+// parseFor reads the content of a file as that of a balancer (lb) or of an agent.
 func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	switch role {
 	case "lb":
@@ -278,7 +285,7 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
 }
 
-// withOverrides returns checkedFile.overrides for a parser of files.
+// withOverrides returns the function checkedFile.overrides, which calls parse.
 func withOverrides[D config.State[D]](
 	data []byte, parse func([]byte) (*config.Files[D], fieldpath.Errors, error),
 ) func() ([]desired.InvalidOverride, fieldpath.Errors, error) {
@@ -291,8 +298,8 @@ func withOverrides[D config.State[D]](
 	}
 }
 
-// checkAgainst compares a file with the running configuration of an instance. The error is of type
-// fieldpath.Errors if the process would refuse to reload the file.
+// checkAgainst compares a file with the configuration that an instance runs with. If the process
+// would refuse to reload the file, the error is of type fieldpath.Errors.
 func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 	if err := desired.CheckInstance(instance); err != nil {
 		return fmt.Errorf("--against: %w", err)
@@ -324,14 +331,16 @@ func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var left []desired.Override
+	// The process leaves out some invalid overrides already. These do not make it refuse a reload.
+	var leftOut []desired.Override
 	for _, o := range record.Configuration.InvalidOverrides {
-		left = append(left, o.Override)
+		leftOut = append(leftOut, o.Override)
 	}
-	if problems := desired.NewlyInvalid(invalid, left); len(problems) > 0 {
+	if problems := desired.NewlyInvalid(invalid, leftOut); len(problems) > 0 {
 		return problems
 	}
-	printFileWarnings(warnings, all[len(file.warnings):])
+	aboutOverrides := all[len(file.warnings):] // those about the file are printed already
+	printFileWarnings(warnings, aboutOverrides)
 	return nil
 }
 
@@ -341,8 +350,8 @@ func printFileWarnings(out io.Writer, warnings fieldpath.Errors) {
 	}
 }
 
-// guessRole returns the role of a file, and a hint for users who meant the other role. If the file
-// is not YAML it returns an error.
+// guessRole returns the role to which the fields of a file belong, and a hint for users who meant
+// the other role. It returns an error if the file is not YAML, or is the topology of a lab.
 func guessRole(data []byte) (role, hint string, err error) {
 	kind, err := config.KindOf(data)
 	switch {

@@ -26,14 +26,15 @@ import (
 // foreground is what the commands that run in the foreground have in common.
 type foreground struct {
 	hangups <-chan os.Signal
-	// hidesPins tells whether the data path ends with the process: datapath.HidesPins before the
-	// start, which mounts the BPF file system.
+	// hidesPins tells whether the data path ends with the process. It is the result of
+	// datapath.HidesPins before the start. The start mounts the BPF file system, so a later call could
+	// return something else.
 	hidesPins bool
 	log       *slog.Logger
 }
 
-// detachCommand returns the command that detaches the data path when the process has ended. It is
-// empty if the data path ends with the process.
+// detachCommand returns the command with which an operator detaches the data path after the process
+// has ended. It is empty if the data path ends with the process.
 func (f *foreground) detachCommand(role, instance string) string {
 	if f.hidesPins {
 		return ""
@@ -41,8 +42,8 @@ func (f *foreground) detachCommand(role, instance string) string {
 	return "segue " + role + " detach " + instance
 }
 
-// runDaemon is the body of the commands that run in the foreground. It catches SIGHUP first,
-// because a SIGHUP during the start would end the process.
+// runDaemon runs a command in the foreground. It catches SIGHUP first, because a SIGHUP during the
+// start would otherwise end the process.
 func runDaemon(cmd *cobra.Command, run func(context.Context, *foreground) error) error {
 	hangups, stop := daemon.CatchHangups()
 	defer stop()
@@ -69,8 +70,8 @@ func logFlag(cmd *cobra.Command) {
 		cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// newLog returns a log in one of the two formats. Both show a value by the same text. So a duration
-// is 10s, and not a number of nanoseconds.
+// newLog returns a log in the format text or json. Both formats show a value as the same text: a
+// duration in JSON is "10s", not a number of nanoseconds.
 func newLog(out io.Writer, format string) (*slog.Logger, error) {
 	switch format {
 	case "text":
@@ -81,17 +82,18 @@ func newLog(out io.Writer, format string) (*slog.Logger, error) {
 	return nil, fmt.Errorf("--%s %q: must be text or json", logFormat, format)
 }
 
-// textOf replaces a value that JSON would show in another form than text.
+// textOf replaces a value by its text if the JSON handler would not show this text.
 func textOf(_ []string, a slog.Attr) slog.Attr {
 	switch value := a.Value.Any().(type) {
-	case time.Time, slog.Level, error: // JSON shows them as text
+	case time.Time, slog.Level, error: // the handler shows them as text already
 	case fmt.Stringer:
 		a.Value = slog.StringValue(value.String())
 	}
 	return a
 }
 
-// lockInstance is rundir.Lock for a process that will run the instance.
+// lockInstance locks an instance for a process that will run it. If another process runs the
+// instance, the error says how to run a second instance.
 func lockInstance(name string) (*os.File, error) {
 	lock, err := rundir.Lock(name)
 	if errors.Is(err, rundir.ErrRunning) {
@@ -100,19 +102,20 @@ func lockInstance(name string) (*os.File, error) {
 	return lock, err
 }
 
-// unlockInstance ends the lock of a process. The file stays as long as the instance has a data path.
-// If the instance has none, because its first start was refused, nobody would detach the instance, and
-// so remove the file. Removing it is safe while it is locked: see rundir.Lock.
+// unlockInstance unlocks an instance. Usually the lock file stays, and detaching the instance
+// removes it. If the instance has no data path, because its first start failed, nobody would detach
+// it. Then unlockInstance removes the file. This is safe while the file is locked: see rundir.Lock.
 func unlockInstance(lock *os.File, instance string) {
 	if _, err := os.Lstat(datapath.Dir(instance)); errors.Is(err, os.ErrNotExist) {
-		_ = rundir.Unlock(lock) // it closes the lock in any case
+		_ = rundir.Unlock(lock) // closes the lock even if it fails
 		return
 	}
 	_ = lock.Close()
 }
 
-// removeLeft removes the temporary files of earlier processes of an instance that died while they
-// replaced one of the files. An empty name is no file. The caller has the lock of the instance.
+// removeLeft removes temporary files that earlier processes of an instance have left, because they
+// died while they replaced one of the files. It skips empty names. The caller holds the lock of the
+// instance.
 func removeLeft(log *slog.Logger, files ...string) {
 	for _, file := range files {
 		if file == "" {
@@ -141,8 +144,8 @@ func logInvalid(log *slog.Logger, invalid []desired.InvalidOverride) {
 	}
 }
 
-// tracked returns a reload whose result is also in the metrics, in the record of the process, and in
-// the log or the events.
+// tracked returns a reload that also puts its result into the metrics and the record of the
+// process. It publishes an error as an event, and logs warnings.
 func tracked(
 	metrics *daemon.Metrics, recorder *rundir.Recorder, stream *events.Stream, log *slog.Logger,
 	reload api.Reload,
@@ -161,8 +164,9 @@ func tracked(
 	}
 }
 
-// withoutWarnings returns a reload for SIGHUP, whose warnings only the log has.
-func withoutWarnings(reload api.Reload) func(context.Context) error {
+// reloadBySignal returns a reload for SIGHUP, with the signal as the actor of its changes. Nobody
+// reads the warnings that it drops: reload has logged them.
+func reloadBySignal(reload api.Reload) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := reload(events.WithActor(ctx, func() string { return events.Signal }))
 		return err

@@ -20,8 +20,8 @@ import (
 // drainOptions are the flags of drain and undrain.
 type drainOptions struct {
 	target
-	self         bool // not a server, but the balancer itself
-	untilRestart bool // of the balancer's process
+	self         bool // drain the balancer itself, not a server
+	untilRestart bool // with self: the drain ends when the balancer's process is restarted
 	wait         bool
 	timeout      time.Duration
 }
@@ -31,30 +31,34 @@ func newDrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain SERVICE/SERVER|SERVICE",
 		Short: "Give a server no new connections",
-		Long: `Drain gives a server no new connections. Its connections stay with it. Its flows of UDP
-move to other servers, unless the service has on-drain: keep. This holds until "segue
-undrain", also across reloads and restarts of the balancer: it is an override, which
-segue status shows apart from the configuration file.
+		Long: `Drain gives a server no new connections. Its TCP connections stay with it. Its UDP flows
+move to other servers, unless the service has on-drain: keep. The server stays drained until
+"segue undrain", also across reloads and restarts of the balancer. The drain is an override:
+segue status shows it apart from the configuration file.
 
-With --wait, drain ends when the server has no live flow left in the flow table, and shows
-how many are left until then. A flow that its client has ended is not live. The flows are
-counted every five seconds. If flows stay for as long as clients want, drain says so, and
-what to do. The exit code is 1 if --timeout passes first; the server stays drained.
+With --wait, drain ends when the server has no live flow left in the flow table. Until then
+it shows how many are left. A flow that its client has ended is not live. The flows are
+counted every five seconds. If only clients can end the flows that are left, drain says so,
+and tells what to do. If --timeout passes first, the exit code is 1, and the server stays
+drained.
 
-Drain speaks with the process of the balancer on this host. Each balancer of a service
-has its own overrides, unless the balancers share a store: then all of them drain the server.
+Drain speaks with the process of the balancer on this host. Each balancer of a service has
+its own overrides. If the balancers share a store, they have the same overrides, so all of
+them drain the server.
 
 On a server, drain SERVICE makes the agent refuse the connections that balancers with
-placement hunt offer. The server then gets only those that no other server takes. --wait
-ends when the service has no open connection left on the server, after three seconds at
-the earliest: until then, the handshakes of accepted connections end. Balancers with other
-placements do not ask the server, and send it new connections all the same: drain it there.
+placement hunt offer. The server then gets only connections that no other server takes.
+With --wait, drain ends when the service has no open connection left on the server. This
+takes at least three seconds, because a connection counts only after its handshake.
+Balancers with other placements do not ask the server, and still send it new connections:
+drain the server at those balancers.
 
-With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
-ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The
-process can then be stopped, and the host, too. --wait=false ends at once. The balancer
-stays drained across restarts, or with --until-restart until its process is restarted. The
-unit segue-drain.service does this at each shutdown of the host, once it is enabled.`,
+With --self, drain is about the balancer itself. It withdraws the routes of all VIPs. It
+ends when bgp.drain-delay has passed and no packets have arrived for two seconds. Then the
+balancer's process can be stopped, or the host. --wait=false ends at once. The balancer
+stays drained across restarts. With --until-restart, it stays drained until its process is
+restarted. Once the unit segue-drain.service is enabled, it makes this drain at each
+shutdown of the host.`,
 		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot\n" +
 			"  segue drain web --wait && reboot\n" +
 			"  segue drain --self --until-restart --timeout 2m && reboot",
@@ -79,7 +83,7 @@ unit segue-drain.service does this at each shutdown of the host, once it is enab
 	o.addSelfFlag(cmd)
 	cmd.ValidArgsFunction = o.complete
 	cmd.Flags().BoolVar(&o.wait, "wait", false,
-		"wait until the server has no flow or connection left; with --self: until no packets arrive, the default")
+		"wait until the server has no flow or connection left; with --self, the default: until no packets arrive")
 	cmd.Flags().BoolVar(&o.untilRestart, "until-restart", false,
 		"with --self: the next process of the balancer is not drained")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "wait at most so long; 0: without limit")
@@ -99,10 +103,9 @@ func newUndrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undrain SERVICE/SERVER|SERVICE",
 		Short: "Give a drained server new connections again",
-		Long: `Undrain gives a server new connections again, also if the configuration file drains it.
-Then it makes an override, as drain does. On a server, undrain SERVICE makes the agent
-accept connections by its policy again. With --self, the balancer announces the routes
-of its VIPs again.`,
+		Long: `Undrain gives a server new connections again. If the configuration file drains the server,
+undrain makes an override. On a server, undrain SERVICE makes the agent accept connections
+by its policy again. With --self, the balancer announces the routes of its VIPs again.`,
 		Example: "  segue undrain web/s3\n  segue undrain --self",
 		Args:    o.arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -136,7 +139,8 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 	return cli.Arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
 }
 
-// complete returns the names of all servers, or of an agent's services, for the completion of a shell.
+// complete returns the names of all servers, or of an agent's services, for the completion of a
+// shell.
 func (o *drainOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -181,21 +185,25 @@ func clientOf(instance string) (*api.Client, error) {
 	return api.NewClient(found.Name), nil
 }
 
+// drain drains a server or a service and, with --wait, waits until it has no flow or connection
+// left.
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, d, err := o.setDrained(ctx, out, name, true)
-	switch {
-	case err != nil || o.dryRun:
-		return err
-	case o.wait && !d.isCounted:
-		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s", name, d.noun, d.uncounted)
-	case o.wait:
-	case d.left == nil:
-		return nil
-	default:
-		_, err := fmt.Fprintln(out, d.describeLeft(*d.left))
+	if err != nil || o.dryRun {
 		return err
 	}
-	client.IfVersion = "" // the drain has another version
+	if !o.wait {
+		if d.left != nil {
+			_, err = fmt.Fprintln(out, d.describeLeft(*d.left))
+		}
+		return err
+	}
+	if !d.isCounted {
+		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s", name, d.noun, d.uncounted)
+	}
+	// awaitEnd makes dry runs. They would fail with --if-version, because the drain has changed the
+	// version.
+	client.IfVersion = ""
 	return awaitEnd(ctx, out, client, name)
 }
 
@@ -204,7 +212,8 @@ func undrain(ctx context.Context, out io.Writer, name string, o *drainOptions) e
 	return err
 }
 
-// setDrained drains a server or a service, or ends that, and tells so. It returns what it was before.
+// setDrained drains or undrains a server or a service, and prints the result. It returns the state
+// before the change.
 func (o *drainOptions) setDrained(
 	ctx context.Context, out io.Writer, name string, drained bool,
 ) (*drainClient, *drainable, error) {
@@ -237,6 +246,7 @@ func (o *drainOptions) setDrained(
 	return c, d, nil
 }
 
+// describeDrained returns what a drain, or the end of one, has changed.
 func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 	name := strings.TrimSuffix(d.service+"/"+d.server, "/")
 	what := d.refuses
@@ -261,19 +271,19 @@ type drainable struct {
 	noun            string // "live flow" or "connection"
 	refuses, takes  string // what it does when it is drained, and when it is not
 	isCounted       bool   // the remaining flows or connections can be counted
-	uncounted       string // why not
+	uncounted       string // if they cannot be counted: why
 	drained         bool
 	isUnasked       bool          // no balancer has asked the agent, so the drain may have no effect
-	left            *uint64       // nil: not counted yet
-	opening         time.Duration // for so long after it was accepted, a connection may not be counted
-	age             time.Duration
+	left            *uint64       // how many flows or connections it has; nil: not counted yet
+	age             time.Duration // how long ago they were counted
+	opening         time.Duration // how long after its acceptance a connection is counted at the latest
 	stays           stay
 }
 
-// stay says why something that is drained may never have nothing left.
+// stay is the reason why a wait for the end of a drain may never end.
 type stay struct {
-	why  string // empty: it will have nothing left
-	sure bool   // known at once; otherwise it shows only by the time that passes
+	why  string // empty: there is no reason
+	sure bool   // the wait cannot end by itself: say so at once, and not only after a while
 }
 
 // staysOf tells why a drained server of a balancer's service may keep flows.
@@ -292,7 +302,7 @@ func staysOf(s *api.Service) stay {
 	return stay{}
 }
 
-// edit returns the change that drains it, or ends that.
+// edit returns the change that drains it or undrains it.
 func (d *drainable) edit(drained bool) api.Edit {
 	return api.Edit{Override: api.Override{
 		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
@@ -306,19 +316,20 @@ func (d *drainable) describeLeft(n uint64) string {
 	return fmt.Sprintf("%d %ss are left", n, d.noun)
 }
 
-// patience is how long a wait lasts until it says why it may not end.
+// patience is how long a wait lasts before it says why it may never end, if that is not sure.
 const patience = time.Minute
 
-// drainClient finds what a process can drain.
+// drainClient finds what a process can drain: servers if it is a balancer, services if it is an
+// agent.
 type drainClient struct {
 	*api.Client
 	role     string
 	patience time.Duration
 }
 
-// isUndrained tells whether the desired state no longer drains it, even if the process does not follow
-// that state yet: a drain would change the state. The answer is false if that cannot be found out, as
-// when the store does not answer.
+// isUndrained tells whether the desired state does not drain d: then a drain would change this
+// state. The process may follow the state only later. If the state is unknown, such as when the
+// store does not answer, the result is false.
 func (c *drainClient) isUndrained(ctx context.Context, d *drainable) bool {
 	changed, err := c.Change(ctx, true, d.edit(true))
 	return err == nil && len(changed.Changes) > 0
@@ -366,8 +377,8 @@ func noServer(name string) error {
 }
 
 // openingTime is how long the handshake of an accepted connection may take. An agent counts the
-// connection when the handshake has ended. The time suffices for a repetition of the SYN-ACK, which the
-// kernel sends after one second (RFC 6298 section 2), and two seconds for it to be answered.
+// connection when the handshake has ended. The kernel repeats a SYN-ACK after one second (RFC 6298
+// section 2). Two more seconds are for the client's answer.
 const openingTime = 3 * time.Second
 
 // findService finds a service of an agent.
@@ -397,19 +408,21 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 	return nil, fmt.Errorf("%q: the agent has no such service; segue service list shows all", name)
 }
 
-// awaitEnd waits until something drained has nothing left, and prints how much there is whenever the
-// number changes. It returns an error if somebody ends the drain meanwhile. What was counted before
-// the drain proves nothing. A balancer does not count while it changes its servers, so a later count
-// began later. Nothing is left only when the connections that were being opened at the drain would be
-// counted.
+// awaitEnd waits until something drained has no flow or connection left. It prints their number
+// each time the number changes. It returns an error if somebody undrains it meanwhile.
 //
-// A balancer of a fleet may follow the drain later than the store has it. Until then, the desired
-// state tells whether the drain still holds.
+// Only a count that began after the drain proves something. A balancer does not count while it
+// changes its servers. So a count that ended after the drain has also begun after the drain. The
+// number 0 proves something only if connections that were opened before the drain would be counted
+// by now.
+//
+// A balancer of a fleet may follow the drain some time after the store has it. Until then, the
+// desired state tells whether the drain still holds.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
-	var last *uint64
-	var since time.Time // when the process was first seen to follow the drain
+	var last *uint64    // the number that was printed last
+	var since time.Time // when the process was first seen to follow the drain; zero: not yet
 	var d *drainable
-	said := "" // why something stays
+	said := "" // the reason for a wait without end that was printed last
 	for {
 		asked := time.Now()
 		now, err := client.find(ctx, name)
@@ -417,20 +430,24 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			return d.endedEarly(ctx, err, name, last)
 		}
 		d = now
+		wasDrained := !since.IsZero()
 		switch {
-		case d.drained && since.IsZero():
-			since = time.Now() // the change may have been made after the request was sent
-		case !d.drained && (!since.IsZero() || client.isUndrained(ctx, d)):
+		case d.drained && !wasDrained:
+			since = time.Now() // not asked: the drain may have begun after the request was sent
+		case !d.drained && (wasDrained || client.isUndrained(ctx, d)):
 			return fmt.Errorf("somebody else has undrained %s", name)
 		}
-		if d.left != nil && !since.IsZero() && d.age < asked.Sub(since) {
+		waited := asked.Sub(since)
+		if d.left != nil && !since.IsZero() && d.age < waited {
 			if last == nil || *last != *d.left {
 				fmt.Fprintln(out, d.describeLeft(*d.left))
 			}
-			if last = d.left; *last == 0 && d.age+d.opening < asked.Sub(since) {
+			last = d.left
+			if *last == 0 && d.age+d.opening < waited {
 				return nil
 			}
-			if why := d.stays.why; *last > 0 && why != said && (d.stays.sure || asked.Sub(since) >= client.patience) {
+			mayNotEnd := d.stays.sure || waited >= client.patience
+			if why := d.stays.why; *last > 0 && mayNotEnd && why != said {
 				fmt.Fprintln(out, why+orLimit(ctx))
 				said = why
 			}
@@ -443,7 +460,7 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 	}
 }
 
-// orLimit advises to limit a wait that has no limit.
+// orLimit returns the end of a message about a wait: advice to limit it, if it has no limit.
 func orLimit(ctx context.Context) string {
 	if _, isLimited := ctx.Deadline(); isLimited {
 		return ""
@@ -451,7 +468,8 @@ func orLimit(ctx context.Context) string {
 	return ", or limit the wait by --timeout"
 }
 
-// endedEarly returns the error of a wait that has ended early. d may be nil: nothing was counted.
+// endedEarly returns the error of a wait that err has ended. If the context has ended, the error
+// says what was left at the last count. last is nil if nothing was counted; d may be nil then.
 func (d *drainable) endedEarly(ctx context.Context, err error, name string, last *uint64) error {
 	if ctx.Err() == nil {
 		return err

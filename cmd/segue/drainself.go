@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// selfInterval is the time between two looks at the packets of a drained balancer.
+	// selfInterval is the time between two requests for the number of packets that have arrived.
 	selfInterval = time.Second
-	// quietTime is how long no packet must have arrived until a balancer counts as drained.
+	// quietTime is how long no packet must arrive before the balancer can be stopped.
 	quietTime = 2 * selfInterval
 )
 
@@ -36,6 +36,7 @@ func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	return drainBalancer(ctx, out, client, o)
 }
 
+// drainBalancer is drainSelf with a client.
 func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
 		return describeSelf(ctx, out, client)
@@ -44,7 +45,8 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if err != nil {
 		return err
 	}
-	if before.BGP == nil && o.untilRestart { // as at each shutdown of a host
+	// segue-drain.service runs on each host, also on those without BGP. There it must not fail.
+	if before.BGP == nil && o.untilRestart {
 		_, err := fmt.Fprintln(out, "the balancer does not announce its VIPs: there is nothing to withdraw")
 		return err
 	}
@@ -96,7 +98,8 @@ func announcedRoutes(state *bgp.State) (announced int) {
 	return announced
 }
 
-// warnOfDeafPeers names peers without a session. They may still have routes of an earlier session.
+// warnOfDeafPeers warns of peers without a session: the balancer cannot withdraw the routes that
+// they have from an earlier session.
 func warnOfDeafPeers(out io.Writer, state *bgp.State) {
 	for _, p := range state.Peers {
 		if !p.IsEstablished() {
@@ -105,14 +108,16 @@ func warnOfDeafPeers(out io.Writer, state *bgp.State) {
 	}
 }
 
-// awaitSilence waits until routers have had time to use other routes, and no packets arrive.
+// awaitSilence waits until bgp.drain-delay has passed since the drain, so that routers use other
+// routes, and until no packets have arrived for quietTime.
 func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *api.SelfState) error {
-	packets, changed := state.Packets, time.Now()
+	packets, changed := state.Packets, time.Now() // the last number of packets, and since when it holds
 	earliest := changed
 	if state.BGP.Drained != nil {
 		delay := time.Duration(state.BGP.DrainDelay * float64(time.Second))
-		// The clock may have been set back since.
-		earliest = changed.Add(min(delay, time.Until(state.BGP.Drained.Add(delay))))
+		// If the clock was set back since the drain, the rest seems longer than the delay.
+		rest := min(delay, time.Until(state.BGP.Drained.Add(delay)))
+		earliest = changed.Add(rest)
 	}
 	for {
 		select {
@@ -140,7 +145,7 @@ func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *
 	}
 }
 
-// stillBusy returns the error of a wait that has ended too early.
+// stillBusy returns the error of a wait that the context has ended.
 func stillBusy(ctx context.Context, quiet time.Duration) error {
 	left := fmt.Sprintf("the last packet arrived %s ago", quiet.Round(time.Second))
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -158,6 +163,7 @@ func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	return undrainBalancer(ctx, out, client, o)
 }
 
+// undrainBalancer is undrainSelf with a client.
 func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
 		_, err := fmt.Fprintln(out, "dry run: the balancer announces the routes of all VIPs that can be served")

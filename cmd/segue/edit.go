@@ -20,17 +20,19 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// target is a running process, and whether a command changes it.
+// target is the process that a command changes, and the conditions of the change.
 type target struct {
 	instance      string
 	dryRun        bool
 	allowRemovals bool
-	givesAll      bool // the command gives all services, which has a limit also without a store
-	ifVersion     versionFlag
+	// givesAll tells that the command gives all services. Then removals have a limit also without a
+	// store.
+	givesAll  bool
+	ifVersion versionFlag
 }
 
-// versionFlag is the value of --if-version. It must not be empty, as when a script did not get a
-// version: the change would be made whatever is in force.
+// versionFlag is the value of --if-version. It must not be empty: if a script failed to get a
+// version, the change would be made without any condition.
 type versionFlag string
 
 func (v *versionFlag) Set(text string) error {
@@ -53,12 +55,13 @@ func (t *target) addFlags(cmd *cobra.Command) {
 		"change something only if this `version` is in force, as a dry run shows it")
 }
 
-// addRemovalFlag adds the flag of commands that can remove servers, with what it means for them.
+// addRemovalFlag adds the flag --allow-removals with a description for this command.
 func (t *target) addRemovalFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false, usage)
 }
 
-// setTerms gives a client the conditions of the command's change.
+// setTerms gives a client the conditions of the command's change. Without a store, the removal of
+// single servers and services has no limit, so setTerms refuses --allow-removals for an agent.
 func (t *target) setTerms(ctx context.Context, client *api.Client) error {
 	client.IfVersion, client.AllowRemovals = string(t.ifVersion), t.allowRemovals
 	if !t.allowRemovals || t.givesAll {
@@ -78,19 +81,19 @@ func instanceFlag(cmd *cobra.Command, instance *string) {
 
 // kind is what a command edits: services, or servers.
 type kind struct {
-	noun     string
-	name     string // of the argument that names one
-	example  string // such a name
-	fields   string // fields of a new one, as an example
-	settings string // fields to set, as an example
-	json     string // describes the JSON of a list
-	// parse takes a name apart.
+	noun     string // service or server
+	name     string // the argument that names one, for the help
+	example  string // an example of this argument
+	fields   string // an example of the fields of a new one
+	settings string // an example of fields to set
+	json     string // describes what list --json prints
+	// parse splits a name into the names of the service and the server.
 	parse func(name string) (service, server string, err error)
-	// views tell how the processes of a role have this kind.
+	// views has an item for each role whose processes have this kind.
 	views map[string]view
 }
 
-// view is how processes have services or servers.
+// view tells how the processes of a role list their services or servers.
 type view struct {
 	names  func(ctx context.Context, client *api.Client) ([]string, error)
 	list   func(ctx context.Context, client *api.Client, out io.Writer, asJSON bool) error
@@ -134,7 +137,7 @@ service, the name of its service.`,
 	},
 }
 
-// namesOf returns the names in what a client reads.
+// namesOf returns the function view.names: it reads all items by a client, and returns their names.
 func namesOf[T any](
 	read func(*api.Client, context.Context) ([]T, error), names func([]T) []string,
 ) func(context.Context, *api.Client) ([]string, error) {
@@ -144,7 +147,8 @@ func namesOf[T any](
 	}
 }
 
-// listOf prints what a client reads, as a table or as JSON.
+// listOf returns the function view.list: it reads all items by a client, and prints them as a table
+// or as JSON.
 func listOf[T any](
 	read func(*api.Client, context.Context) ([]T, error), list func(io.Writer, []T), object func([]T) any,
 ) func(context.Context, *api.Client, io.Writer, bool) error {
@@ -161,7 +165,7 @@ func listOf[T any](
 	}
 }
 
-// open returns a client of an instance on this host, and how the instance has the kind.
+// open returns a client of an instance on this host, and the view for its role.
 func (k *kind) open(ctx context.Context, instance string) (*api.Client, view, error) {
 	client, role, err := connect(ctx, instance)
 	if err != nil {
@@ -186,8 +190,8 @@ func (k kind) command() *cobra.Command {
 		Short: fmt.Sprintf("List and change the %ss of %s", k.noun, k.owners()),
 		Long: fmt.Sprintf(`List and change the %ss of %s.
 
-Changes are overrides: they hold across reloads and restarts, and leave the configuration
-file as it is. segue status shows them apart from the file's content.`, k.noun, k.owners()),
+Changes are stored as overrides, not in the configuration file. They hold across reloads and
+restarts. segue status shows them apart from the configuration file.`, k.noun, k.owners()),
 	}
 	cmd.AddCommand(k.listCommand(), k.addCommand(), k.setCommand(), k.removeCommand(), k.resetCommand())
 	return cmd
@@ -228,8 +232,8 @@ func (k kind) addCommand() *cobra.Command {
 	return k.editCommand(&cobra.Command{
 		Use:   fmt.Sprintf("add %s FIELD=VALUE...", k.name),
 		Short: fmt.Sprintf("Add a %s", k.noun),
-		Long: fmt.Sprintf(`Add a %s. The fields are those of the configuration file. A dot leads to a field of a
-section, as in timeouts.new=30s.`, k.noun),
+		Long: fmt.Sprintf(`Add a %s. FIELD is the name of a field in the configuration file. The name of a field in a
+section has a dot: timeouts.new=30s sets the field new of the section timeouts.`, k.noun),
 		Example: fmt.Sprintf("  segue %s add %s %s", k.noun, k.example, k.fields),
 	}, func(fields desired.Fields) api.Edit { return api.Edit{Override: api.Override{Add: fields}} })
 }
@@ -238,9 +242,9 @@ func (k kind) setCommand() *cobra.Command {
 	return k.editCommand(&cobra.Command{
 		Use:   fmt.Sprintf("set %s FIELD=VALUE...", k.name),
 		Short: fmt.Sprintf("Set fields of a %s", k.noun),
-		Long: fmt.Sprintf(`Set fields of a %s. The fields are those of the configuration file. A dot leads to a field
-of a section, as in timeouts.new=30s. FIELD= without a value removes the field, so that its
-default holds.`, k.noun),
+		Long: fmt.Sprintf(`Set fields of a %s. FIELD is the name of a field in the configuration file. The name of a
+field in a section has a dot: timeouts.new=30s sets the field new of the section timeouts.
+FIELD= without a value removes the field. Then the default of the field holds.`, k.noun),
 		Example: fmt.Sprintf("  segue %s set %s %s", k.noun, k.example, k.settings),
 	}, func(fields desired.Fields) api.Edit { return api.Edit{Override: api.Override{Set: fields}} })
 }
@@ -249,8 +253,8 @@ func (k kind) removeCommand() *cobra.Command {
 	return k.editCommand(&cobra.Command{
 		Use:   "remove " + k.name,
 		Short: fmt.Sprintf("Remove a %s", k.noun),
-		Long: fmt.Sprintf(`Remove a %s, also one of the configuration file. Its connections break: drain servers first.
-Reset undoes the removal of a %s of the file.`, k.noun, k.noun),
+		Long: fmt.Sprintf(`Remove a %s. It may be one of the configuration file: then reset undoes the removal. The
+connections of a removed %s break: drain servers first.`, k.noun, k.noun),
 		Example: fmt.Sprintf("  segue %s remove %s", k.noun, k.example),
 	}, func(desired.Fields) api.Edit { return api.Edit{Override: api.Override{Remove: true}} })
 }
@@ -263,13 +267,14 @@ func (k kind) resetCommand() *cobra.Command {
 	return k.editCommand(&cobra.Command{
 		Use:     "reset " + k.name,
 		Short:   "Remove " + what,
-		Long:    fmt.Sprintf("Remove %s: what the configuration file says holds again.", what),
+		Long:    fmt.Sprintf("Remove %s. Then the configuration file\nholds again.", what),
 		Example: fmt.Sprintf("  segue %s reset %s", k.noun, k.example),
 	}, func(desired.Fields) api.Edit { return api.Edit{Reset: true} })
 }
 
-// editCommand completes a command whose first argument is a name, and whose other arguments are
-// fields if its usage says so.
+// editCommand completes a command that sends one edit to the process. Its first argument is the
+// name of a service or server. If its usage contains FIELD=VALUE, the other arguments are fields,
+// which the function edit gets.
 func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit) *cobra.Command {
 	var t target
 	takesFields := strings.Contains(cmd.Use, "FIELD=VALUE")
@@ -297,11 +302,12 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	t.addFlags(cmd)
-	t.addRemovalFlag(cmd, "remove servers also above the limit of the store (store.max-removed-percent)")
+	t.addRemovalFlag(cmd,
+		"remove servers even if they are more than the limit of the store (store.max-removed-percent)")
 	return cmd
 }
 
-// send sends an edit of the service or server with the name, and prints the changes.
+// send puts a name into an edit, sends the edit to the process, and prints the changes.
 func (k kind) send(ctx context.Context, out io.Writer, t *target, name string, e api.Edit) error {
 	var err error
 	if e.Service, e.Server, err = k.parse(name); err != nil {
@@ -346,6 +352,7 @@ func printChanged(out io.Writer, changed *api.Changed, dryRun bool) {
 	}
 }
 
+// describeLoss tells which flows or connections a change breaks, and why.
 func describeLoss(l *api.Loss) string {
 	noun := "live flow"
 	if l.Server == "" {
@@ -377,7 +384,8 @@ func tellWarnings(out io.Writer, warnings []string) {
 	}
 }
 
-// parseFields reads arguments FIELD=VALUE.
+// parseFields reads arguments FIELD=VALUE. A FIELD of several names, such as timeouts.new, becomes
+// a field of a nested map.
 func parseFields(args []string) (desired.Fields, error) {
 	fields := desired.Fields{}
 	for _, arg := range args {
@@ -385,19 +393,20 @@ func parseFields(args []string) (desired.Fields, error) {
 		if !ok || path == "" {
 			return nil, fmt.Errorf("%q: must be FIELD=VALUE, such as weight=10", arg)
 		}
-		into, names := map[string]any(fields), strings.Split(path, ".")
-		for _, section := range names[:len(names)-1] {
-			inner, ok := into[section].(map[string]any)
-			if _, taken := into[section]; taken && !ok {
+		names := strings.Split(path, ".")
+		sections, last := names[:len(names)-1], names[len(names)-1]
+		into := map[string]any(fields)
+		for _, section := range sections {
+			inner, isSection := into[section].(map[string]any)
+			if _, isGiven := into[section]; isGiven && !isSection {
 				return nil, fmt.Errorf("%q: %s has a value already", arg, section)
 			}
-			if !ok {
+			if !isSection {
 				inner = map[string]any{}
 				into[section] = inner
 			}
 			into = inner
 		}
-		last := names[len(names)-1]
 		if _, twice := into[last]; twice {
 			return nil, fmt.Errorf("%q: %s is given twice", arg, path)
 		}
@@ -406,19 +415,19 @@ func parseFields(args []string) (desired.Fields, error) {
 	return fields, nil
 }
 
-// parseValue returns a value of JSON. Numbers stay text, because the process reads numbers from text,
-// and the digits of an ID must not change.
+// parseValue returns the JSON value for a text. A number stays a string: a number of JSON could
+// lose digits of an ID, and the process reads numbers from strings, too.
 func parseValue(text string) any {
 	switch text {
 	case "":
-		return nil
+		return nil // removes the field
 	case "true", "false":
 		return text == "true"
 	}
 	return text
 }
 
-// parseServerName takes SERVICE/SERVER apart. Names have no slashes.
+// parseServerName splits SERVICE/SERVER. Names have no slashes.
 func parseServerName(name string) (service, server string, err error) {
 	service, server, ok := strings.Cut(name, "/")
 	if !ok || service == "" || server == "" || strings.Contains(server, "/") {
@@ -450,7 +459,7 @@ func agentServiceNames(services []api.AgentService) (names []string) {
 	return names
 }
 
-// complete returns the names of an instance's services or servers for the completion of a shell.
+// complete returns the names of an instance's services or servers, for shell completion.
 func (k *kind) complete(ctx context.Context, instance string) []string {
 	client, view, err := k.open(ctx, instance)
 	if err != nil {
@@ -460,8 +469,8 @@ func (k *kind) complete(ctx context.Context, instance string) []string {
 	return names
 }
 
-// completeFields returns the fields of a service or server that begin with a word, for the completion
-// of a shell. Without a process, they are those of a balancer.
+// completeFields returns the fields of a service or server that begin with a word, for shell
+// completion. If no process answers, they are the fields that a balancer has.
 func (k *kind) completeFields(ctx context.Context, instance, word string) []string {
 	_, v, err := k.open(ctx, instance)
 	if err != nil {
@@ -471,6 +480,7 @@ func (k *kind) completeFields(ctx context.Context, instance, word string) []stri
 }
 
 // completeFields returns the fields of a struct that begin with a word, each with an equals sign.
+// There are none if the word has an equals sign already.
 func completeFields(of reflect.Type, word string) (words []string) {
 	if strings.Contains(word, "=") {
 		return nil
@@ -483,7 +493,8 @@ func completeFields(of reflect.Type, word string) (words []string) {
 	return words
 }
 
-// fieldPaths returns the paths of all fields of a struct but its name and lists.
+// fieldPaths returns the paths of the fields of a struct and its sections, such as timeouts.new. It
+// leaves out names, and lists. A struct of another package, such as netip.Addr, is not a section.
 func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	for _, f := range reflect.VisibleFields(of) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
@@ -502,6 +513,7 @@ func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	return paths
 }
 
+// listServices prints a table of services.
 func listServices(out io.Writer, services []api.Service) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tVIP\tPORT\tPROTOCOL\tPLACEMENT\tPERSISTENCE\tENCAPSULATION\tSERVERS\tOVERRIDE")
@@ -512,6 +524,8 @@ func listServices(out io.Writer, services []api.Service) {
 	w.Flush()
 }
 
+// listAgentServices prints a table of an agent's services. The policy of a drained service is shown
+// as drained.
 func listAgentServices(out io.Writer, services []api.AgentService) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tVIP\tPORT\tPROTOCOL\tENCAPSULATION\tPOLICY\tCONNECTIONS\tOVERRIDE")
@@ -554,6 +568,7 @@ func serversObject(services []api.Service) any {
 	return map[string][]listedServer{"servers": all}
 }
 
+// listServers prints a table of servers.
 func listServers(out io.Writer, services []api.Service) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVER\tADDRESS\tWEIGHT\tCONDITION\tFLOWS\tOVERRIDE")

@@ -22,14 +22,16 @@ func newEvents() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Print the last events of a balancer or an agent, and further ones as they happen",
-		Long: `Print the last 100 events of a balancer or an agent, and further ones as they happen, until
-Ctrl-C: servers that become unfit for new connections or fit again, drains, changes of
-services and servers with who made them, refused reloads, and BGP sessions and routes.
+		Short: "Print the last events of a balancer or an agent, and new events as they happen",
+		Long: `Print the last 100 events of a balancer or an agent, and then new events as they happen, until
+Ctrl-C. Examples of events: a server becomes unfit for new connections or fit again, a
+server is drained, somebody changes services or servers, a reload is refused, a BGP session
+ends, a route is withdrawn.
 
-With --since, print all events since a time that the process keeps. It keeps at least the
-last 3,000 of its own. When the process ends, the command waits until it has started again,
-and says so on the standard error. The first event of a process is "started".`,
+With --since, print the events since a time instead of the last 100. A process keeps at least
+its last 3,000 events. The events of an earlier process are gone. If the process ends, the
+command says so on standard error, and waits until the process has started again. The first
+event of a process is "started".`,
 		Example: "  segue events\n  segue events --since 1h\n  segue events --since 2026-11-26T12:00:00Z\n" +
 			"  segue events --json | jq 'select(.kind == \"server_down\")'",
 		Args: cli.Arguments(),
@@ -64,7 +66,7 @@ and says so on the standard error. The first event of a process is "started".`,
 	return cmd
 }
 
-// lastEvents is how many events the command prints that have happened before it.
+// lastEvents is how many of the earlier events the command prints without --since.
 const lastEvents = 100
 
 // parseSince reads a time, or a duration before now.
@@ -81,15 +83,15 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 		"2026-11-26T12:00:00Z or \"2026-11-26 12:00\"", text)
 }
 
-// printEvent prints an event as a line, and a line for each further change.
+// printEvent prints an event as a line. If the event has several changes, each has a further line.
 func printEvent(out io.Writer, e *events.Event) error {
 	var parts []string
 	if e.Service != "" {
 		parts = append(parts, strings.TrimSuffix(e.Service+"/"+e.Server, "/"))
 	}
-	for _, of := range []string{e.Prefix, e.Peer} {
-		if of != "" {
-			parts = append(parts, of)
+	for _, name := range []string{e.Prefix, e.Peer} {
+		if name != "" {
+			parts = append(parts, name)
 		}
 	}
 	if e.Flows != nil {
@@ -99,7 +101,8 @@ func printEvent(out io.Writer, e *events.Event) error {
 		parts = append(parts, e.Reason)
 	}
 	if len(e.Changes) == 1 {
-		parts = append(parts, strings.TrimSuffix(e.Changes[0], " "+string(events.Changed))) // the kind says it
+		// The event's kind says "changed" already.
+		parts = append(parts, strings.TrimSuffix(e.Changes[0], " "+string(events.Changed)))
 	}
 	if e.By != "" {
 		parts = append(parts, "by "+e.By)

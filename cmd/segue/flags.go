@@ -28,8 +28,8 @@ func configFlag(cmd *cobra.Command, file *string) {
 	}
 }
 
-// keptFileFlag is configFlag for a process that reads the file again at each reload. So the file cannot
-// be standard input.
+// keptFileFlag is configFlag for a process that reads the file at each reload. It refuses standard
+// input.
 func keptFileFlag(cmd *cobra.Command, file *string) {
 	configFlag(cmd, file)
 	valid := cmd.Args
@@ -49,11 +49,12 @@ func refuseInput(cmd *cobra.Command, file string) error {
 	return fmt.Errorf("%s: -c %s: must be a file, because the process reads it at each reload", cli.CommandName(cmd), file)
 }
 
-// parseEndpoint reads ADDRESS:PORT.
+// parseEndpoint reads ADDRESS:PORT. It checks the address and the port one after the other, so that
+// its error names the wrong one.
 func parseEndpoint(text string) (netip.AddrPort, error) {
 	colon := strings.LastIndexByte(text, ':')
-	_, err := netip.ParseAddrPort(text[:max(colon, 0)] + ":1")
-	if err != nil {
+	address := text[:max(colon, 0)]
+	if _, err := netip.ParseAddrPort(address + ":1"); err != nil {
 		return netip.AddrPort{}, errors.New("must be ADDRESS:PORT, with an IPv6 address in brackets")
 	}
 	if _, err := cli.ParsePort(text[colon+1:]); err != nil {

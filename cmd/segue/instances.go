@@ -17,7 +17,7 @@ import (
 )
 
 // choose returns the instance with a name. Without a name it returns the only instance on the host,
-// or the only one in this network namespace. If there is none or several, the error is a
+// or the only one in this network namespace. If several instances remain, the error is a
 // severalError.
 func choose(name string) (datapath.Instance, error) {
 	found, err := datapath.Instances()
@@ -53,20 +53,21 @@ func choose(name string) (datapath.Instance, error) {
 	return datapath.Instance{}, several
 }
 
-// checkInstance returns an error if a name is mistyped: no process has a socket of the name, and only
-// other instances exist.
+// checkInstance returns an error if a name is probably mistyped: there is no socket of this name,
+// and all instances have other names.
 func checkInstance(name string) error {
 	if _, err := os.Stat(rundir.SocketFile(name)); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	found, err := datapath.Instances()
 	if err != nil {
-		return nil // the process is asked all the same
+		return nil // the request to the process will fail with a better error
 	}
 	return refuseUnknown(name, found)
 }
 
-// refuseUnknown returns an error if there are only instances with other names. The error names them.
+// refuseUnknown returns an error if there are instances, but none has the name. The error names
+// them.
 func refuseUnknown(name string, found []datapath.Instance) error {
 	names := make([]string, len(found))
 	for i := range found {
@@ -78,7 +79,7 @@ func refuseUnknown(name string, found []datapath.Instance) error {
 	return fmt.Errorf("no instance %q on this host; there are: %s", name, strings.Join(names, ", "))
 }
 
-// severalError lists the instances that a command without an instance name could mean.
+// severalError is the error if it is not clear which of several instances a command means.
 type severalError struct{ instances []datapath.Located }
 
 // here returns the instances in this network namespace.
@@ -86,6 +87,8 @@ func (e *severalError) here() []datapath.Located {
 	return slices.DeleteFunc(slices.Clone(e.instances), func(l datapath.Located) bool { return !l.Here() })
 }
 
+// Error names the instances in this network namespace or, if there are none, all instances with
+// their network namespaces.
 func (e *severalError) Error() string {
 	if here := e.here(); len(here) > 0 {
 		names := make([]string, len(here))
@@ -111,6 +114,7 @@ func (e *severalError) advice() string {
 		"network namespace with `nsenter --net=`"
 }
 
+// listInstances prints a table of instances, or JSON.
 func listInstances(out io.Writer, instances []datapath.Located, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(out, map[string]any{"instances": instances})

@@ -56,6 +56,7 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 	return cmd
 }
 
+// runLB runs a balancer until the context ends.
 func runLB(ctx context.Context, file string, f *foreground) error {
 	log := f.log
 	controller, warnings, err := control.LoadBalancer(file)
@@ -90,8 +91,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	handler := api.NewStarting(controller)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return socket.Run(ctx, handler) })
-	// While the balancer waits for its store, metrics are served without its own. Otherwise a scrape waits
-	// for these.
+	// A balancer with a store serves its metrics before it waits for the store. Those of the data path
+	// are added later. Without a store, scrapes are answered only when all metrics are there.
 	serveMetrics := sync.OnceFunc(func() { group.Go(func() error { return metrics.Run(ctx) }) })
 	if fleet != nil {
 		defer fleet.Close()
@@ -146,7 +147,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	serveMetrics()
 	group.Go(func() error {
-		select { // before, a change would wait for the balancer to run
+		// A balancer that does not run yet would make a request for a change wait.
+		select {
 		case <-b.Ready():
 			handler.Start(api.Balancer{
 				Control: controller, Source: view.List, Reload: reload, Events: stream, Speaker: speaker,
@@ -156,12 +158,13 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return nil
 	})
 	group.Go(func() error {
-		return daemon.Serve(ctx, b, withoutWarnings(reload), f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
+		detach := f.detachCommand("lb", cfg.Node.Instance)
+		return daemon.Serve(ctx, b, reloadBySignal(reload), f.hangups, detach, log)
 	})
 	return group.Wait()
 }
 
-// filesOf returns the files that processes of a balancer replace as a whole.
+// filesOf returns the files that a balancer's process replaces, each by a temporary file.
 func filesOf(node *desired.BalancerNode) []string {
 	files := []string{rundir.RecordFile(node.Instance)}
 	if node.State == "" {
@@ -171,8 +174,8 @@ func filesOf(node *desired.BalancerNode) []string {
 		serversets.File(node.State, node.Instance), store.CacheFile(node.State, node.Instance))
 }
 
-// newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none. If
-// pins are hidden, the data path ends with the process.
+// newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has no
+// section bgp. hidesPins tells whether the data path ends with the process.
 func newAnnouncer(
 	cfg *desired.Balancer, secrets desired.Secrets, hidesPins bool, log *slog.Logger,
 ) (*bgp.Announcer, error) {
@@ -185,19 +188,20 @@ func newAnnouncer(
 	}, log)
 }
 
-// forwards tells whether the data path of a balancer runs on all its interfaces.
+// forwards tells whether the data path of a balancer is attached to all interfaces of its
+// configuration.
 func forwards(node *desired.BalancerNode) (bool, error) {
 	attachments, err := datapath.ReadAttachments(node.Instance)
-	running := 0
+	attached := 0
 	for _, a := range attachments {
-		if a.Interface != "" {
-			running++
+		if a.Interface != "" { // an interface in this network namespace
+			attached++
 		}
 	}
-	return running >= len(node.Interfaces()), err
+	return attached >= len(node.Interfaces()), err
 }
 
-// announced is a balancer with the announcer of its VIPs.
+// announced is a balancer with the announcer of its VIPs. Both follow the same desired state.
 type announced struct {
 	control.Member
 	announcer interface {
@@ -206,20 +210,22 @@ type announced struct {
 	log *slog.Logger
 }
 
-// Reload makes both follow another desired state, as control.Runner says.
+// Reload implements control.Runner.
 func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets) error {
 	return a.Follow(ctx, cfg, secrets, nil)
 }
 
-// Follow is Reload with the generations of a fleet, as control.Member says.
+// Follow implements control.Member. First the data path follows the desired state, and then the
+// announcer.
 func (a *announced) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
 	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
-		return err // also if the section bgp was removed, which needs a restart
+		return err // such as when the section bgp was removed: that needs a restart
 	}
-	// The data path follows already, so the announcer must, too, also if the caller goes away. It
-	// fails only if the process is ending, or with a peer. It tries again to open the peer's session.
+	// The data path follows the new state already. So the announcer must follow it even if the caller
+	// has gone. An error means that the process is ending, or that a peer's session cannot be opened.
+	// The announcer tries again to open the session.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
 	if err := a.announcer.Apply(ctx, bgp.NewPlan(cfg.BGP, secrets.Passwords)); err != nil {
@@ -228,12 +234,13 @@ func (a *announced) Follow(
 	return nil
 }
 
-// applyTimeout is how long the announcer may take to follow a change. It answers at once, unless the
+// applyTimeout is how long the announcer may take to follow a change. It takes long only if the
 // process is ending.
 const applyTimeout = 10 * time.Second
 
-// detachLB also releases the neighbour entries that a killed process left managed, and removes the
-// routes of its health checks.
+// detachLB removes the data path of a balancer. If the balancer's process was killed, it has also
+// left managed neighbour entries and the routes of its health checks. detachLB releases these
+// entries, and removes these routes.
 func detachLB(instance string) error {
 	attachments, _ := datapath.ReadAttachments(instance) // newDetach reports the error
 	errs := []error{dataplane.Detach(instance), nexthop.GiveBack()}
@@ -282,7 +289,8 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 	}
 }
 
-// describeDetached names the interfaces from which an instance was detached.
+// describeDetached returns the end of a message: the interfaces from which an instance was
+// detached.
 func describeDetached(attachments []*datapath.Attachment) string {
 	if len(attachments) == 0 {
 		return ", which was not attached to an interface"

@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/cli"
 )
 
-// newMoved returns the commands that earlier releases had and that segue-lab has now. They fail, and
-// name the new command.
+// newMoved returns the commands that earlier releases had and that segue-lab has now. They fail,
+// and name the new command.
 func newMoved() (moved []*cobra.Command) {
 	for _, name := range []string{"lab", "app", "load", "bench", "sim", "model", "repro"} {
 		where := "this command has moved to the program segue-lab, of the package segue-lab; " +

@@ -19,12 +19,12 @@ func newReload() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Make a running balancer or agent read its configuration file again",
-		Long: `Make a running balancer or agent read its configuration file again, as SIGHUP does, and wait
-for the result. It also reads its overrides. The exit code is 1 if the process refuses
-a file. It then keeps the running configuration.
+		Long: `Make a running balancer or agent read its configuration file and its overrides again, as
+SIGHUP does, and wait for the result. If a file is invalid, the process keeps the running
+configuration, and the exit code is 1.
 
-With -c, reload checks FILE first, as "segue check --against" does, and finds the instance that
-FILE names. It is an error if the process of the instance runs with another file.`,
+With -c, reload means the instance that FILE names. It first checks FILE, as "segue check
+--against" does. It is an error if the process of the instance runs with another file.`,
 		Example: "  segue reload\n  segue reload -c /etc/segue/lb.yaml",
 		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -76,8 +76,8 @@ func checkReload(cmd *cobra.Command, file string) (instance string, err error) {
 	return instance, requireFile(instance, process, file)
 }
 
-// instanceIn returns the instance that a configuration file names. It is empty if the file is
-// invalid: check says why.
+// instanceIn returns the instance that a configuration file names. It returns an empty name if the
+// file is invalid: the caller then calls check, which says why.
 func instanceIn(file string) (string, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -87,9 +87,6 @@ func instanceIn(file string) (string, error) {
 	if err != nil {
 		return "", nil
 	}
-	if role == "lab" {
-		return "", fmt.Errorf("%s: is the topology of a lab, which no process reloads", file)
-	}
 	read, err := parseFor(role, data, file)
 	if err != nil {
 		return "", nil
@@ -97,7 +94,7 @@ func instanceIn(file string) (string, error) {
 	return read.instance, nil
 }
 
-// requireFile returns an error if the process runs with another file, because it would reload that.
+// requireFile returns an error if the process runs with another file: it would reload that file.
 func requireFile(instance string, process *rundir.Process, file string) error {
 	record, err := rundir.FindRecord(instance, process)
 	if err != nil {

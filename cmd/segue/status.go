@@ -46,19 +46,20 @@ func newStatus() *cobra.Command {
 a running process. To measure rates, it reads the counters again after an interval. It
 needs root.
 
-With --watch it goes on, and shows the status again after each interval, until Ctrl-C. On
-a terminal, it shows as much of the status as the window has room for. Otherwise it
-prints one status after the other.
+With --watch, status shows the status again after each interval, until Ctrl-C. On a
+terminal, it replaces the earlier status, and shows as much as fits into the window. If the
+output is not a terminal, it prints one status after the other.
 
-Without --instance it shows the only instance on the host, or the only one in this
-network namespace. If there is no such instance, or there are several, it lists all
-instances and their network namespaces, and the exit code is 1.
+Without --instance, status shows the only instance on the host, or the only one in this
+network namespace. If the host has several instances, and this network namespace does not
+have exactly one of them, status lists all instances and their network namespaces. Then the
+exit code is 1.
 
-The numbers of flows are those of the last sweep of the flow tables. The process of a
-balancer sweeps them every five seconds. Status shows how long ago that was. It shows "-"
-for a server that is newer than the last sweep.
+The process of a balancer sweeps the flow tables every five seconds, and counts the flows.
+Status shows the numbers of the last sweep, and how long ago it was. It shows "-" for a
+server that is newer than the last sweep.
 
-An interface in another network namespace is shown by its index, as #7.
+For an interface in another network namespace, status shows the index, such as #7.
 
 With --service it shows only that service. The other lines are those of the whole instance.
 
@@ -81,6 +82,8 @@ With --service it shows only that service. The other lines are those of the whol
 	return cmd
 }
 
+// status shows the status of an instance, or lists the instances if it is not clear which one is
+// meant.
 func status(ctx context.Context, out io.Writer, o statusOptions) error {
 	if o.interval < 0 {
 		return fmt.Errorf("--interval %s: must not be negative", o.interval)
@@ -129,7 +132,8 @@ func only[S any](services []S, name string, nameOf func(S) string) ([]S, error) 
 	return nil, noService(name, names)
 }
 
-// noService returns the error about a service that is none of an instance's services.
+// noService returns the error about a service that an instance does not have. names are the
+// services that it has.
 func noService(name string, names []string) error {
 	advice := "segue service list shows all"
 	if near := wording.Nearest(name, names...); near != "" {
@@ -161,6 +165,7 @@ func readBalancer(name, service string) (*inspect.Snapshot, error) {
 	return nil, noService(service, names)
 }
 
+// readAgent reads the state of an agent.
 func readAgent(name string) (*agent.Snapshot, error) {
 	view, err := agent.OpenView(name)
 	if err != nil {
@@ -174,11 +179,12 @@ func readAgent(name string) (*agent.Snapshot, error) {
 	return s, err
 }
 
-// snapshot is the state of an instance. RatesSince sets the rates since an earlier one.
+// snapshot is the state of an instance at one time. RatesSince sets the rates in it from the
+// counters of an earlier snapshot.
 type snapshot[S any] interface{ RatesSince(earlier S) }
 
-// report prints one snapshot. To watch, it goes on until the context ends, and begins with a
-// snapshot without rates, so that the reader need not wait for an interval.
+// report prints one snapshot with rates, which takes an interval. With --watch it prints snapshots
+// until the context ends. The first of them has no rates, so that it appears at once.
 func report[S snapshot[S]](
 	ctx context.Context, out io.Writer, o statusOptions,
 	read func() (S, error), text func(io.Writer, S) error,
@@ -217,6 +223,8 @@ func later[S any](ctx context.Context, interval time.Duration, read func() (S, e
 	}
 }
 
+// printBalancer prints the status of a balancer: the instance, BGP, the services and the reasons of
+// packets.
 func printBalancer(out io.Writer, s *balancerStatus) error {
 	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
@@ -245,7 +253,8 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	return printReasons(out, &s.Snapshot.Snapshot)
 }
 
-// printHiddenTags prints why programs may not see VLAN tags.
+// printHiddenTags warns if the program of an attachment may not see VLAN tags, and prints the
+// reason.
 func printHiddenTags(out io.Writer, attachments ...*datapath.Attachment) {
 	for _, a := range attachments {
 		if a != nil && a.HiddenVLANTags != "" {
@@ -254,7 +263,7 @@ func printHiddenTags(out io.Writer, attachments ...*datapath.Attachment) {
 	}
 }
 
-// describeHints returns how full the hint table is.
+// describeHints tells how full the hint table is.
 func describeHints(h *dataplane.HintCounts) string {
 	if h.Capacity == 0 {
 		return "none (node.limits.hints is 0)"
@@ -264,7 +273,7 @@ func describeHints(h *dataplane.HintCounts) string {
 		all, h.Capacity, 100*float64(all)/float64(h.Capacity), h.Recent, h.Idle, h.Shared)
 }
 
-// describeFlows returns the numbers of flows, and how old they are.
+// describeFlows tells how full the flow table is, and how old the numbers are.
 func describeFlows(t *inspect.FlowTable) string {
 	if t.Age == nil {
 		return fmt.Sprintf("- of %d, not counted yet", t.Capacity)
@@ -276,11 +285,12 @@ func describeFlows(t *inspect.FlowTable) string {
 		t.Flows.New, t.Flows.Established, t.Flows.Silent, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
 }
 
-// wholeSeconds returns a time that is given in seconds, such as 3s or 2h5m0s.
+// wholeSeconds formats a number of seconds as a duration, such as 3s or 2h5m0s.
 func wholeSeconds(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
+// printAgent prints the status of an agent: the instance, the services and the reasons of packets.
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
@@ -289,11 +299,13 @@ func printAgent(out io.Writer, s *agent.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d did not fit\n", s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
+	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d did not fit\n",
+		s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
 	return printReasons(out, &s.Snapshot)
 }
 
-// printPresence prints what the server has for each service, and what balancers are told.
+// printPresence prints a table of the services: whether the server has the VIP and a socket that
+// listens, the condition that the agent tells balancers, and the open connections.
 func printPresence(out io.Writer, services []*agent.ServiceState) error {
 	if len(services) == 0 {
 		return nil
@@ -331,20 +343,21 @@ func describeConnections(s *agent.ServiceState) string {
 	return connections
 }
 
-// printOffers prints the services whose connections can be offered.
+// printOffers prints a table of the services to which balancers can offer connections, if there are
+// any.
 func printOffers(out io.Writer, services []*agent.ServiceState) error {
+	isOffered := func(s *agent.ServiceState) bool { return s.Accept != nil }
+	if !slices.ContainsFunc(services, isOffered) {
+		return nil
+	}
+	fmt.Fprintln(out)
 	table := newTable(out)
-	header := []string{"service", "policy", "load", "threshold", "offered", "accepted", "of which stale", "refused", "refused down",
-		"handed back", "taken back", "forced", "offered/s"}
+	table.row("service", "policy", "load", "threshold", "offered", "accepted", "of which stale",
+		"refused", "refused down", "handed back", "taken back", "forced", "offered/s")
 	for _, s := range services {
 		a := s.Accept
 		if a == nil {
 			continue
-		}
-		if header != nil {
-			fmt.Fprintln(out)
-			table.row(header...)
-			header = nil
 		}
 		rate := "-"
 		if a.OfferedRate != nil {
@@ -359,7 +372,8 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	return table.Flush()
 }
 
-// printIDs prints the services whose connection IDs are compared.
+// printIDs prints the services whose QUIC connection IDs the agent compares with the server ID, each
+// with a table of the results.
 func printIDs(out io.Writer, services []*agent.ServiceState) error {
 	for _, s := range services {
 		q := s.QUIC
@@ -384,7 +398,7 @@ func printIDs(out io.Writer, services []*agent.ServiceState) error {
 	return nil
 }
 
-// describeLast returns the last connection ID.
+// describeLast returns the last connection ID that was counted. An ID can have no octets.
 func describeLast(ids agent.IDCount) string {
 	if ids.Packets == 0 {
 		return "-"
@@ -402,6 +416,8 @@ func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process, attached))
 }
 
+// describeProcess returns the process that runs an instance. attached tells whether the data path
+// is attached to an interface.
 func describeProcess(p *rundir.Process, attached bool) string {
 	switch {
 	case p != nil:
@@ -414,6 +430,7 @@ func describeProcess(p *rundir.Process, attached bool) string {
 
 func isAttached(a *datapath.Attachment) bool { return a != nil && a.Ifindex != 0 }
 
+// describeAttachment returns where the data path is attached.
 func describeAttachment(a *datapath.Attachment) string {
 	switch {
 	case !isAttached(a):
@@ -424,6 +441,8 @@ func describeAttachment(a *datapath.Attachment) string {
 	return fmt.Sprintf("%s XDP on %s", a.Mode, a.Interface)
 }
 
+// interfaceName returns the name of an interface. The name of an interface in another network
+// namespace is unknown, so it returns the index, such as #7.
 func interfaceName(name string, index int) string {
 	if name == "" {
 		return "#" + strconv.Itoa(index)
@@ -431,6 +450,8 @@ func interfaceName(name string, index int) string {
 	return name
 }
 
+// printService prints a service: a line about it, warnings, and a table of its servers. The columns
+// depend on the placement.
 func printService(out io.Writer, s *inspect.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, %s%s\n",
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
@@ -438,8 +459,8 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		describeGeneration(s), describeProbing(s))
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
-	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "silent", "closing",
-		"packets/s", "bits/s", "new flows/s"}
+	header := []string{"server", "address", "condition", "share", "next hop",
+		"new", "established", "silent", "closing", "packets/s", "bits/s", "new flows/s"}
 	if s.Placement.Method().ServersDecide {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
 	}
@@ -463,7 +484,8 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		if server.PlacedRate != nil {
 			placed = short(*server.PlacedRate)
 		}
-		row := []string{server.Name, server.Address, describeCondition(server), describeShare(s, server), describeHop(server.NextHop)}
+		row := []string{server.Name, server.Address, describeCondition(server), describeShare(s, server),
+			describeHop(server.NextHop)}
 		row = append(row, describeStates(server.Flows)...)
 		row = append(row, packets, bits, placed)
 		if h := server.Hunt; h != nil {
@@ -489,10 +511,11 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 }
 
 // describeCondition returns the condition of a server with all causes and their reasons, such as
-// "failing: connection refused; refusing". It says so if the server gets new flows nevertheless.
+// "failing: connection refused; refusing". If the server gets new flows nevertheless, "(ignored)"
+// follows.
 func describeCondition(s *inspect.ServerState) string {
 	var texts []string
-	if !slices.Contains(s.Causes, s.Condition) {
+	if !slices.Contains(s.Causes, s.Condition) { // otherwise it comes with its reason below
 		texts = append(texts, string(s.Condition))
 	}
 	for _, cause := range s.Causes {
@@ -509,7 +532,7 @@ func describeCondition(s *inspect.ServerState) string {
 	return described
 }
 
-// brief returns the beginning of a text that is too long for a column.
+// brief cuts a text that is too long for a column.
 func brief(text string) string {
 	const most = 60
 	if runes := []rune(text); len(runes) > most {
@@ -518,7 +541,8 @@ func brief(text string) string {
 	return text
 }
 
-// printForms prints the forms of a service's connection IDs, if it has any.
+// printForms prints the present and the former form of a service's QUIC connection IDs, if there
+// are any.
 func printForms(out io.Writer, present, former *desired.QUIC) {
 	if present != nil {
 		fmt.Fprintf(out, "quic: %s\n", present)
@@ -534,13 +558,13 @@ func ordersByReports(s *inspect.ServiceState) bool {
 	return s.Selection.OrdersByReports()
 }
 
-// weightless is the age, rounded to seconds, from which on a report has practically no weight: at
-// most 1/512. The half-life is at most 160 ms (docs/understand/protocol.md, "Candidates in the
-// order of reports").
+// weightless is the age, rounded to seconds, from which on a report has practically no weight. The
+// half-life of reports is at most 160 ms (docs/understand/protocol.md, "Candidates in the order of
+// reports"). So a report of 1.5 seconds, which rounds to 2 seconds, has a weight below 1/512.
 const weightless = 2 * time.Second
 
 // describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago".
-// It says so if the report has no weight any more. An unknown load stays unknown.
+// If the report is too old to matter, "no weight" follows.
 func describeReport(r *inspect.ReportState) string {
 	if r.Age == nil {
 		return "none"
@@ -567,8 +591,8 @@ func describeStates(flows *dataplane.FlowCounts) []string {
 	return numbers(flows.New, flows.Established, flows.Silent, flows.Closing)
 }
 
-// describeGeneration returns the number of a service's generation, how many sets of servers its
-// candidate table contains, and their digest.
+// describeGeneration returns the number of a service's generation, and the number and the digest of
+// the sets of servers in its candidate table.
 func describeGeneration(s *inspect.ServiceState) string {
 	return fmt.Sprintf("generation %d (%s, %s)", s.Generation, wording.Count(int(s.Sets), "set"), s.Digest)
 }
@@ -584,19 +608,21 @@ func printWarnings(out io.Writer, s *inspect.ServiceState) {
 	for _, cause := range s.Ignored {
 		switch cause {
 		case inspect.ServerUnresolved:
-			fmt.Fprintln(out, "NO REACHABLE SERVER: all servers that are not drained lack a next hop, and packets are dropped")
+			fmt.Fprintln(out,
+				"NO REACHABLE SERVER: all servers that are not drained lack a next hop, and packets are dropped")
 		case inspect.ServerFailing:
 			fmt.Fprintln(out, "HEALTH CHECKS ARE IGNORED: all reachable servers fail them (fail open)")
 		case inspect.ServerUnreachable:
-			fmt.Fprintln(out, "ALL SERVERS ARE UNREACHABLE: no next hop answers, and new flows go there nevertheless (fail open)")
-		default: // causes found by probes
+			fmt.Fprintln(out, "ALL SERVERS ARE UNREACHABLE: no next hop answers, "+
+				"and new flows go there nevertheless (fail open)")
+		default: // a cause that probes of the agents have found
 			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes exclude at most a third of the servers, and none if all are unfit\n",
 				strings.ToUpper(string(cause)))
 		}
 	}
 }
 
-// describeProbing notes that some agents are not probed.
+// describeProbing says so if the agents of some servers are not probed.
 func describeProbing(s *inspect.ServiceState) string {
 	if slices.ContainsFunc(s.Servers, func(server *inspect.ServerState) bool { return !server.Probed }) {
 		return ", agents not probed"
@@ -604,6 +630,7 @@ func describeProbing(s *inspect.ServiceState) string {
 	return ""
 }
 
+// numbers formats numbers as the cells of a table.
 func numbers(values ...uint64) []string {
 	texts := make([]string, len(values))
 	for i, value := range values {
@@ -612,6 +639,7 @@ func numbers(values ...uint64) []string {
 	return texts
 }
 
+// describePlacement returns the placement of a service, with its selection or its estimator.
 func describePlacement(s *inspect.ServiceState) string {
 	if s.Inference != nil {
 		return describeInference(s)
@@ -638,7 +666,7 @@ func describeHop(hop *inspect.NextHop) string {
 	return hop.MAC + " " + interfaceName(hop.Interface, hop.Ifindex)
 }
 
-// printReasons prints the reasons that have packets.
+// printReasons prints a table of the reasons under which the data path has counted packets.
 func printReasons(out io.Writer, s *datapath.Snapshot) error {
 	fmt.Fprintln(out)
 	table := newTable(out)
@@ -663,7 +691,7 @@ func percent(part float64) string {
 // short formats a number with three significant digits and an SI prefix.
 func short(n float64) string {
 	for _, prefix := range []string{"", "k", "M", "G"} {
-		if n < 999.5 {
+		if n < 999.5 { // rounds to 999 at most
 			return strconv.FormatFloat(n, 'f', decimals(n), 64) + prefix
 		}
 		n /= 1000
@@ -671,6 +699,8 @@ func short(n float64) string {
 	return strconv.FormatFloat(n, 'f', decimals(n), 64) + "T"
 }
 
+// decimals returns how many decimals of a number below 1000 give it three significant digits. The
+// bounds are the least numbers that round to 100 and to 10.
 func decimals(n float64) int {
 	switch {
 	case n == 0 || n >= 99.95:
@@ -688,6 +718,7 @@ func newTable(out io.Writer) table {
 	return table{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 }
 
+// row adds a row to the table.
 func (t table) row(cells ...string) {
 	for i, cell := range cells {
 		if i > 0 {

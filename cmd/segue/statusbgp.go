@@ -19,18 +19,18 @@ import (
 // balancerStatus is the state of a balancer's tables, and of its BGP speaker.
 type balancerStatus struct {
 	*inspect.Snapshot
-	BGP *bgp.State `json:"bgp,omitempty"` // nil: no process, or it does not announce its VIPs
+	BGP *bgp.State `json:"bgp,omitempty"` // nil: no process answers, or it does not announce its VIPs
 }
 
 // RatesSince sets the rates since an earlier status.
 func (s *balancerStatus) RatesSince(earlier *balancerStatus) { s.Snapshot.RatesSince(earlier.Snapshot) }
 
-// bgpPatience is how long status waits for the process. Its socket answers at once, unless the
-// process hangs or begins.
+// bgpPatience is how long status waits for an answer of the process. The process answers at once,
+// unless it hangs or is starting.
 const bgpPatience = time.Second
 
-// readBGP asks the process of a balancer for its sessions and routes. It returns nil without an
-// answer: the tables alone make a status.
+// readBGP asks the process of a balancer for its sessions and routes. If the process does not
+// answer, readBGP returns nil, and status shows the tables alone.
 func readBGP(ctx context.Context, instance string) *bgp.State {
 	ctx, cancel := context.WithTimeout(ctx, bgpPatience)
 	defer cancel()
@@ -41,7 +41,7 @@ func readBGP(ctx context.Context, instance string) *bgp.State {
 	return self.BGP
 }
 
-// printBGP prints sessions and routes. Services come below, so it begins with what is wrong.
+// printBGP prints warnings, and then tables of the BGP sessions and routes.
 func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	if s == nil {
 		return nil
@@ -75,17 +75,16 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	table := newTable(out)
 	table.row("peer", "AS", "session", "for", "prefixes", "hold time", "keeps routes", "last end")
 	for _, p := range s.Peers {
-		row := []string{p.Address, strconv.FormatUint(uint64(p.ASN), 10), strings.ToUpper(p.State), ago(p.Since),
-			"-", "-", "-", p.Reason}
+		state, prefixes, holdTime, keeps := strings.ToUpper(p.State), "-", "-", "-"
 		if p.IsEstablished() {
-			keeps := "NO"
+			state, prefixes, holdTime = p.State, strconv.FormatUint(p.Prefixes, 10), wholeSeconds(p.HoldTime)
+			keeps = "NO"
 			if p.KeepsRoutes {
 				keeps = "yes"
 			}
-			row = []string{p.Address, row[1], p.State, ago(p.Since), strconv.FormatUint(p.Prefixes, 10),
-				wholeSeconds(p.HoldTime), keeps, p.Reason}
 		}
-		table.row(row...)
+		table.row(p.Address, strconv.FormatUint(uint64(p.ASN), 10), state, ago(p.Since),
+			prefixes, holdTime, keeps, p.Reason)
 	}
 	if err := table.Flush(); err != nil {
 		return err

@@ -11,7 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/rundir"
 )
 
-// printConfiguration prints nothing if no process runs the instance, or if its process has written
+// printConfiguration prints the file, the overrides and the store that the process follows, and
+// what is wrong with them. c is nil if no process runs the instance, or if the process has written
 // no record.
 func printConfiguration(out io.Writer, c *rundir.Configuration) {
 	if c == nil {
@@ -42,6 +43,8 @@ func printConfiguration(out io.Writer, c *rundir.Configuration) {
 	}
 }
 
+// printInvalidOverrides warns about the overrides that the process leaves out, and prints their
+// problems.
 func printInvalidOverrides(out io.Writer, invalid []rundir.InvalidOverride) {
 	if len(invalid) == 0 {
 		return
@@ -62,18 +65,18 @@ func describeInvalid(o *desired.Override) string {
 	return o.String()
 }
 
-// printUnsaved prints why the process of a balancer cannot write to its directory of state.
+// printUnsaved warns if the process of a balancer cannot write to its state directory.
 func printUnsaved(out io.Writer, c *rundir.Configuration) {
 	if c != nil && c.Unsaved != "" {
 		fmt.Fprintf(out, "NOT SAVED: a restart forgets the former servers of services: %s\n", c.Unsaved)
 	}
 }
 
-// uncheckedLasts is how long status shows a health check that the host could not make. The process
-// records such checks every ten seconds.
+// uncheckedLasts is how long status shows that the balancer's host could not make a health check.
+// While it cannot, the process records this every ten seconds.
 const uncheckedLasts = time.Minute
 
-// printUnchecked prints why the host could not check servers shortly before now.
+// printUnchecked warns if the balancer's host could not make health checks shortly before now.
 func printUnchecked(out io.Writer, c *rundir.Configuration, now time.Time) {
 	if c == nil || c.Unchecked == nil {
 		return

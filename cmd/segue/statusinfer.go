@@ -26,13 +26,17 @@ func describeInference(s *inspect.ServiceState) string {
 		return text + ", not estimated yet"
 	}
 	age := time.Duration(*s.Inference.Age * float64(time.Second))
-	if age < 10*time.Second {
+	if age < oldEstimates {
 		return text + ", estimated " + age.Round(10*time.Millisecond).String() + " ago"
 	}
 	return text + ", ESTIMATES ARE " + strings.ToUpper(wholeSeconds(*s.Inference.Age)) + " OLD"
 }
 
-// estimateName returns the name of what a service infers about its servers.
+// oldEstimates is the age from which on estimates are marked as old. It is the longest
+// infer.interval, so a running process makes estimates at least this often.
+const oldEstimates = 10 * time.Second
+
+// estimateName returns the name of the number that a service infers about each of its servers.
 func estimateName(s *inspect.ServiceState) string {
 	if desired.Estimator(s.Inference.Estimator).Method().Territories {
 		return "capacity"
@@ -40,8 +44,9 @@ func estimateName(s *inspect.ServiceState) string {
 	return "weight"
 }
 
-// describeShare returns the share of a server in the buckets. If loads decide, and not buckets, it
-// is the share of the flows that were placed lately, or a dash if it is not known.
+// describeShare returns the share of a server in the buckets. A service that infers places flows by
+// loads and not by buckets. Then it returns the server's share of the flows that were placed
+// lately, or a dash if this share is unknown.
 func describeShare(s *inspect.ServiceState, server *inspect.ServerState) string {
 	switch {
 	case s.Inference == nil:
@@ -52,8 +57,9 @@ func describeShare(s *inspect.ServiceState, server *inspect.ServerState) string 
 	return percent(*server.PlacedShare)
 }
 
-// describeInferred returns the load of a server, what is inferred about it, the delay that the next
-// flow is expected to have, and the numbers of flows that were placed on it and answered.
+// describeInferred returns the cells that only services that infer have: the flows of a server, the
+// estimate, the expected delay of the next flow, why the server seems slower, and how many flows
+// were placed on the server and answered by it.
 func describeInferred(i *inspect.InferredServer) []string {
 	flows := fmt.Sprintf("%d new, %d established", i.New, i.Established)
 	row := []string{flows, describeEstimate(i), short(i.Delay), describeSlower(i.Estimate)}
@@ -68,7 +74,7 @@ func describeEstimate(i *inspect.InferredServer) string {
 	text := "-"
 	if e := i.Estimate; e.Capacity != nil {
 		text = short(*e.Capacity)
-		if e.Wait != nil && *e.Wait >= 0.005 {
+		if e.Wait != nil && *e.Wait >= 0.005 { // otherwise short shows 0.00
 			text += ", waits " + short(*e.Wait)
 		}
 	} else if e.Weight != nil {
@@ -80,7 +86,7 @@ func describeEstimate(i *inspect.InferredServer) string {
 	return text
 }
 
-// polls tells whether the balancer asks the servers of a service for their loads.
+// polls tells whether the balancer polls the servers of a service that infers for their loads.
 func polls(s *inspect.ServiceState) bool { return desired.Placement(s.Inference.Estimator).Polls() }
 
 // describePolled returns the load that a server told, and when, such as "7 of 64, 210ms ago".

@@ -18,8 +18,8 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// watch shows the snapshot before, and then another one with rates after each interval. It returns
-// nil when the context ends, because that is how the user ends it.
+// watch shows the snapshot before. After each interval it reads and shows another snapshot, with
+// rates. It returns nil when the context ends, because the user ends it by Ctrl-C.
 func watch[S snapshot[S]](
 	ctx context.Context, out io.Writer, o statusOptions, before S,
 	read func() (S, error), show func(io.Writer, S) error,
@@ -47,10 +47,10 @@ func watch[S snapshot[S]](
 	}
 }
 
-// refresh replaces what a terminal shows. Anything else than a terminal, and a reader of JSON, get
-// one status after the other.
+// refresh shows a status. On a terminal, it replaces what the terminal shows. JSON, and a status
+// for something that is no terminal, follow the earlier status.
 func refresh(out io.Writer, status string, asJSON bool) error {
-	const clear = "\x1b[H\x1b[2J" // cursor to the first cell, and erase all
+	const clear = "\x1b[H\x1b[2J" // moves the cursor to the first cell, and erases all
 	var err error
 	switch size := windowSize(out); {
 	case asJSON:
@@ -76,9 +76,9 @@ func windowSize(out io.Writer) *unix.Winsize {
 	return size
 }
 
-// fit cuts a text, so that a window shows its beginning and does not scroll, and says how much is
-// missing. Long lines take several rows. The last row stays free for the cursor. A size of 0 is not
-// known and cuts nothing.
+// fit cuts a text that does not fit into a window, and ends it with the number of missing lines.
+// Long lines take several rows. The last row stays free for the cursor. If rows or columns are 0,
+// the size is unknown, and fit cuts nothing.
 func fit(text string, rows, columns int) string {
 	lines := slices.Collect(strings.Lines(text))
 	if rows == 0 || columns == 0 || shownLines(lines, rows-1, columns) == len(lines) {

@@ -31,9 +31,9 @@ func newStore() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "store status|confirm|import|export",
 		Short: "Use the store that a fleet of balancers shares",
-		Long: `Use the store that a fleet of balancers shares. The configuration file of each balancer names
-it (section store). Status and confirm speak with the balancer on this host. Import and
-export speak with the store itself, so they need no balancer.`,
+		Long: `Use the store that a fleet of balancers shares. The section store of each balancer's
+configuration file names it. Status and confirm speak with the balancer on this host. Import
+and export speak with the store itself, so they need no balancer.`,
 	}
 	cmd.AddCommand(newStoreStatus(), newStoreConfirm(), newStoreImport(), newStoreExport())
 	return cmd
@@ -46,8 +46,8 @@ func newStoreStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show whether the balancer on this host follows the store",
 		Long: `Show whether the balancer on this host follows the store. The exit code is 1 if the store
-does not answer, or if the balancer does not follow it. --json prints what GET /v1/store of
-the API has.`,
+does not answer, or if the balancer does not follow it. --json prints the answer of the API to
+GET /v1/store.`,
 		Example: "  segue store status",
 		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -70,9 +70,11 @@ the API has.`,
 	return cmd
 }
 
-// errNotFollowing ends status with exit code 1, after the reason was printed.
+// errNotFollowing makes status fail after it has printed the reason.
 var errNotFollowing = errors.New("the balancer does not follow the store")
 
+// printStore prints the condition of the store. It returns an error if the balancer does not follow
+// the store.
 func printStore(out io.Writer, s *api.Store) error {
 	origin := ""
 	if s.FromCache {
@@ -102,7 +104,7 @@ func orNone(text string) string {
 	return text
 }
 
-// problemsOf tells what an operator should know, the gravest first.
+// problemsOf returns a line for each problem with the store, the gravest first.
 func problemsOf(s *api.Store) (problems []string) {
 	if s.Held != "" {
 		problems = append(problems, "NOT FOLLOWED: "+s.Held)
@@ -127,10 +129,10 @@ func newStoreConfirm() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "confirm VERSION",
 		Short: "Follow a version although it removes more servers than the limit allows",
-		Long: `Make the balancer on this host follow a version of the store although that removes more
-servers than store.max-removed-percent allows. "segue store status" shows the version, and
-how many servers it would remove. If the store has another version since, nothing happens.
-A confirmation holds once, and only for this balancer.`,
+		Long: `Make the balancer on this host follow a version of the store although this version removes
+more servers than store.max-removed-percent allows. "segue store status" shows the version,
+and how many servers it would remove. If the store has got another version since, confirm
+changes nothing. A confirmation holds once, and only for this balancer.`,
 		Example: "  segue store status\n  segue store confirm 3esnfahqxufb-8",
 		Args:    cli.Arguments("VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -154,7 +156,7 @@ A confirmation holds once, and only for this balancer.`,
 	return cmd
 }
 
-// confirmable completes the version that can be confirmed.
+// confirmable returns the version that can be confirmed, for shell completion.
 func confirmable(ctx context.Context, instance string, args []string) []string {
 	client, err := clientOf(instance)
 	if err != nil || len(args) > 0 {
@@ -169,12 +171,14 @@ func confirmable(ctx context.Context, instance string, args []string) []string {
 
 // storeOptions are the flags of commands that speak with the store itself.
 type storeOptions struct {
-	file          string // of a balancer
-	timeout       time.Duration
+	file    string // the configuration of a balancer
+	timeout time.Duration
+	// of import
 	replace       bool
 	dryRun        bool
 	allowRemovals bool
-	cache         bool
+	// of export
+	cache bool
 }
 
 func (o *storeOptions) addFlags(cmd *cobra.Command) {
@@ -182,7 +186,7 @@ func (o *storeOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait for the store")
 }
 
-// load returns the configuration of a balancer that has a store.
+// load reads the configuration file of a balancer. It returns an error if the file has no store.
 func (o *storeOptions) load(in io.Reader) (*config.BalancerFiles, error) {
 	text, name, err := cli.ReadInput(in, o.file)
 	if err != nil {
@@ -210,14 +214,14 @@ func newStoreImport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import -c FILE SERVICES",
 		Short: "Fill the store with the services of a file",
-		Long: `Fill the store that FILE, the configuration of a balancer, names. SERVICES is a file with the
-section services, such as a configuration file of a balancer without a store, or the output
-of "segue store export". Other sections have no effect, except overrides.
+		Long: `Fill the store that FILE names. FILE is the configuration file of a balancer. SERVICES is a
+file with the section services, such as the configuration file of a balancer without a store,
+or the output of "segue store export". Of its other sections, only overrides has an effect.
 
-The store must be empty. With --replace its services become those of the file; overrides stay
-unless the file has some. --replace also replaces or removes keys whose values are not valid.
-All balancers take the change over as a whole. One of FILE and SERVICES can be -, which
-stands for standard input.`,
+The store must be empty, unless --replace is given. With --replace, import replaces the
+services in the store. It replaces the overrides only if SERVICES has the section overrides.
+It also replaces or removes keys with invalid values. Import makes one transaction: no
+balancer follows a part of it. FILE or SERVICES can be -, which means standard input.`,
 		Example: "  segue store import -c /etc/segue/lb.yaml services.yaml\n" +
 			"  segue store import -c /etc/segue/lb.yaml services.yaml --replace --dry-run",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -242,10 +246,11 @@ stands for standard input.`,
 	flags.BoolVar(&o.replace, "replace", false, "replace the services of a store that is not empty")
 	flags.BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
 	flags.BoolVar(&o.allowRemovals, "allow-removals", false,
-		"remove servers also above the limit of the store (store.max-removed-percent)")
+		"remove servers even if they are more than the limit of the store (store.max-removed-percent)")
 	return cmd
 }
 
+// importStore fills the store with the services of the file at path, and prints the changes.
 func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 	out := cmd.OutOrStdout()
 	files, err := o.load(cmd.InOrStdin())
@@ -307,8 +312,8 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 	return nil
 }
 
-// imported returns the content of a store after an import. Services that cannot be read, or that no
-// balancer can follow, may be replaced.
+// imported returns the content of a store after an import, and the changes for a balancer. If no
+// balancer can follow the content before, all services after the import count as new.
 func imported(
 	files *config.BalancerFiles, before store.Tree, content *config.Content,
 ) (store.Tree, desired.Changes, error) {
@@ -319,18 +324,18 @@ func imported(
 	if content.Overrides == nil {
 		after = after.WithOverridesOf(before)
 	}
-	is, err := balancerWith(files, after)
+	next, err := balancerWith(files, after)
 	if err != nil {
 		return nil, nil, err
 	}
-	was, err := balancerWith(files, before)
+	earlier, err := balancerWith(files, before)
 	if err != nil {
-		was = &desired.Balancer{Node: is.Node}
+		earlier = &desired.Balancer{Node: next.Node}
 	}
-	return after, is.ChangesFrom(was), nil
+	return after, next.ChangesFrom(earlier), nil
 }
 
-// balancerWith returns what the content of a store makes of a balancer.
+// balancerWith returns the desired state of a balancer that follows the content of a store.
 func balancerWith(files *config.BalancerFiles, content store.Tree) (*desired.Balancer, error) {
 	document, err := content.Document()
 	if err != nil {
@@ -348,12 +353,13 @@ func newStoreExport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export -c FILE",
 		Short: "Print the services and overrides of the store",
-		Long: `Print the services and overrides of the store that FILE, the configuration of a balancer,
-names. "segue store import" can read the output. If FILE is -, export reads standard input.
+		Long: `Print the services and overrides of the store that FILE names. FILE is the configuration file
+of a balancer. "segue store import" can read the output. If FILE is -, export reads standard
+input.
 
-With --cache, export prints what the balancer on this host has followed last, from the file
-that the balancer keeps in node.state. That works without the store, and fills a store that
-has lost its content.`,
+With --cache, export reads a file in node.state instead of the store. There the balancer on
+this host keeps the services and overrides that it has followed last. With this output, you
+can fill a store that has lost its content.`,
 		Example: "  segue store export -c /etc/segue/lb.yaml >services.yaml\n" +
 			"  segue store export -c /etc/segue/lb.yaml --cache >services.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -365,6 +371,7 @@ has lost its content.`,
 	return cmd
 }
 
+// exportStore prints the content of the store, or of the file in node.state, as YAML.
 func exportStore(cmd *cobra.Command, o *storeOptions) error {
 	files, err := o.load(cmd.InOrStdin())
 	if err != nil {
@@ -393,6 +400,7 @@ func exportStore(cmd *cobra.Command, o *storeOptions) error {
 	return err
 }
 
+// storedTree returns the newest content of the store.
 func storedTree(ctx context.Context, files *config.BalancerFiles) (store.Tree, error) {
 	s, err := openStore(files)
 	if err != nil {
@@ -409,7 +417,8 @@ func storedTree(ctx context.Context, files *config.BalancerFiles) (store.Tree, e
 	return n.Tree(), nil
 }
 
-// cachedTree needs no store, and none of the files with which a connection proves who it is.
+// cachedTree returns the content that the balancer on this host has followed last. It needs neither
+// the store nor the credentials for it.
 func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, error) {
 	node := &files.File.Node
 	path, prefix := store.CacheFile(node.State, node.Instance), store.Prefix(&files.File.Store.Etcd)
@@ -423,8 +432,8 @@ func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, err
 	return state.Content, nil
 }
 
-// awaitServices waits until a balancer knows its services from the store. The data path of an earlier
-// process continues meanwhile.
+// awaitServices waits until a balancer knows its services from the store. Meanwhile the data path
+// of an earlier process keeps forwarding packets.
 func awaitServices(
 	ctx context.Context, fleet *control.Fleet, recorder *rundir.Recorder, log *slog.Logger,
 ) error {
@@ -436,18 +445,24 @@ func awaitServices(
 		}
 		log.Warn("waits for the services: nothing of the store is known; an attached data path continues",
 			"reason", reason)
-		// The service manager must not end the process for its long start.
-		_ = daemon.Notify("STATUS=waits for the store: " + reason + "\nEXTEND_TIMEOUT_USEC=30000000")
+		// Otherwise systemd would end the process, because its start takes too long.
+		extend := fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", startExtension.Microseconds())
+		_ = daemon.Notify("STATUS=waits for the store: " + reason + "\n" + extend)
 	})
 }
 
+// startExtension is how much longer than now the start may take, each time the balancer notifies
+// systemd that it waits for the store.
+const startExtension = 30 * time.Second
+
+// recordOf returns the condition of the store for the record of the process.
 func recordOf(s store.Status) rundir.Store {
 	state := api.StoreOf(s)
 	return rundir.Store{Version: orNone(state.Follows), Problems: problemsOf(&state)}
 }
 
-// recordStore records the condition of the store for segue status, and its changes as events, until
-// the context ends.
+// recordStore puts the condition of the store into the record of the process, and publishes its
+// changes as events, until the context ends.
 func recordStore(
 	ctx context.Context, fleet *control.Fleet, recorder *rundir.Recorder, stream *events.Stream,
 ) {
@@ -463,7 +478,7 @@ func recordStore(
 	}
 }
 
-// publishStore publishes the differences between two conditions.
+// publishStore publishes an event for each difference between two conditions of the store.
 func publishStore(stream *events.Stream, before, now store.Status) {
 	switch {
 	case before.Reachable && !now.Reachable:
@@ -512,7 +527,7 @@ func (m storeMetrics) Collect(metrics chan<- prometheus.Metric) {
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	gauge(storeReachable, number(s.Reachable))
-	waits := s.Follows == (store.Version{})
+	waits := s.Follows == (store.Version{}) // it has followed no version yet
 	gauge(storeFollowed, number(!waits && s.Held == "" && !s.FromCache))
 	gauge(storeWaiting, number(waits))
 	if waits {
@@ -523,6 +538,7 @@ func (m storeMetrics) Collect(metrics chan<- prometheus.Metric) {
 	gauge(storeLeader, number(s.IsLeader))
 }
 
+// number returns the value of a gauge that is true or false.
 func number(is bool) float64 {
 	if is {
 		return 1

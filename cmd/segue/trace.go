@@ -22,10 +22,10 @@ import (
 // traceOptions are the flags of segue trace.
 type traceOptions struct {
 	instance, kind, ask string
-	next                string // for the trace of an agent
+	next                string // only for an agent
 	length              int
-	echo                uint32 // TSecr, if the flag is given
-	hasEcho             bool
+	echo                uint32 // TSecr of the packet
+	hasEcho             bool   // --echo is given
 	connectionID        string // hexadecimal
 	asJSON              bool
 }
@@ -45,19 +45,19 @@ socket, and the verdict on a packet for each SID function. With --next it also s
 whether the server has a route to the next server.
 
 With --ask, trace on a balancer also runs "segue trace" on the servers that the packet
-may visit, if there are several: if the service hunts, or has no flow table. Trace then
-shows which server has the connection and which one gets the packet. The command is
-split at spaces, and {} in it stands for the server's name. The command must run in the
-network namespace of the server's agent. The last example is for servers in network
-namespaces of this host.
+may visit. This is possible if the service has placement hunt or no flow table: then
+there can be several such servers. Trace shows which server has the connection, and which
+server gets the packet. It splits the command of --ask at spaces, and replaces {} by the
+server's name. The command must run in the network namespace of the server's agent. The
+last example is for servers in network namespaces of this host.
 
-SRC is the client and DST is the VIP. IPv6 addresses go in brackets. A TCP packet is a
-SYN if the flow is unknown, and otherwise a later packet of the connection; --echo makes
-it a later packet, and --packet overrides this. The packet is assumed to be well-formed,
-with a sufficient hop limit. --echo gives it TCP timestamps: TSecr is what the client
-returns of the server's timestamps. Its low bits are the cookie of a service with
-persistence stateless. Without --instance, trace uses the only instance on the host, or
-the only instance in this network namespace.
+SRC is the client and DST is the VIP. IPv6 addresses go in brackets. If the flow is
+unknown, a TCP packet is a SYN; otherwise it is a later packet of the connection. With
+--echo it is a later packet. --packet overrides both. The packet is well-formed, and its
+hop limit suffices. --echo gives it TCP timestamps. TSecr is the timestamp of the server
+that the client returns. If the service has persistence stateless, the low bits of TSecr
+are the cookie. Without --instance, trace uses the only instance on the host, or the only
+instance in this network namespace.
 
 --json prints the fields that docs/reference/observability.md describes. The exit code is 1 if
 the answer is unknown, for example because a server does not answer.`,
@@ -98,7 +98,7 @@ the answer is unknown, for example because a server does not answer.`,
 	return cmd
 }
 
-// check refuses values that are invalid for every instance.
+// check refuses values of flags that no instance accepts for the flow.
 func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 	_, err := o.packet(flow)
 	switch {
@@ -140,13 +140,15 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 	if found.Role == datapath.RoleAgent {
 		for _, name := range []string{"packet", "length", "echo", "connection-id", "ask"} {
 			if cmd.Flags().Changed(name) {
-				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent; this flag is for balancers only", name, found.Name)
+				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent; this flag is for balancers only",
+					name, found.Name)
 			}
 		}
 	}
 	return found, nil
 }
 
+// parseFlow reads the arguments of the command.
 func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err error) {
 	flow.Protocol = desired.Protocol(protocol)
 	if flow.Protocol != desired.TCP && flow.Protocol != desired.UDP {
@@ -172,10 +174,20 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 // mostConnectionID is the greatest length of connection IDs in octets (RFC 9000 section 17.2).
 const mostConnectionID = 20
 
-// packet makes the packet of a flow that the flags describe. Length 0 stands for the shortest
-// possible length.
+// The lengths of headers in bytes. ipv4Header and tcpHeader are without options; timestampOption is
+// with padding.
+const (
+	ipv4Header      = 20
+	ipv6Header      = 40
+	tcpHeader       = 20
+	udpHeader       = 8
+	timestampOption = 12
+	firstQUICByte   = 1 // of a short header, before the connection ID
+)
+
+// packet returns the packet that the flags describe. Without --length, it has the shortest possible
+// length.
 func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
-	const timestamps = 12 // bytes, with padding
 	id, err := hex.DecodeString(o.connectionID)
 	if err != nil || len(id) > mostConnectionID {
 		return inspect.Packet{}, fmt.Errorf(
@@ -183,21 +195,21 @@ func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 				"at most %d octets", o.connectionID, mostConnectionID)
 	}
 	packet := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id}
-	shortest := 40
-	if len(id) > 0 {
-		shortest += 1 + len(id)
-	}
+	shortest := ipv6Header
 	if flow.Source.Addr().Is4() {
-		shortest -= 20
+		shortest = ipv4Header
 	}
 	if flow.Protocol == desired.TCP {
-		shortest += 20
+		shortest += tcpHeader
 	} else {
-		shortest += 8
+		shortest += udpHeader
+	}
+	if len(id) > 0 {
+		shortest += firstQUICByte + len(id)
 	}
 	if o.hasEcho {
 		packet.Echo = &o.echo
-		shortest += timestamps
+		shortest += timestampOption
 	}
 	switch {
 	case o.length == 0:
@@ -216,7 +228,8 @@ func describeCookie(c *inspect.TracedCookie) string {
 	return fmt.Sprintf("column %d", *c.Column)
 }
 
-// describeHint returns what a flow's hint says.
+// describeHint returns the column that a flow's hint names, and what the data path does with the
+// hint.
 func describeHint(h *inspect.TracedHint) string {
 	if h.Use == "none" || h.Use == "shared" {
 		return h.Use
@@ -224,6 +237,8 @@ func describeHint(h *inspect.TracedHint) string {
 	return fmt.Sprintf("column %d, %s", h.Column, h.Use)
 }
 
+// balancerTrace prints the trace of a packet through a balancer and, with --ask, through the
+// servers. It returns an error if servers were asked and it stays unknown where the packet ends.
 func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *traceOptions) error {
 	packet, err := o.packet(flow)
 	if err != nil {
@@ -246,6 +261,7 @@ func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *
 	return joined.unknown()
 }
 
+// printJoined prints a trace as text or as JSON, with the traces of the servers if they were asked.
 func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(out, j)
@@ -256,6 +272,9 @@ func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
 	return printAgents(out, j)
 }
 
+// trace runs the data path of a balancer with a packet. A TCP packet of kind auto is a later packet
+// if it has TCP timestamps, or if the data path has an entry or a hint for the flow. Otherwise it
+// is a SYN.
 func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace, error) {
 	view, err := inspect.OpenView(instance)
 	if err != nil {
@@ -264,15 +283,18 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	defer view.Close()
 	packet.Opens = kind == "syn"
 	t, err := view.Trace(packet)
-	isKnown := t != nil && (t.Known != nil || t.Echo != nil || (t.Hint != nil && t.Hint.Use != "none"))
-	if err != nil || kind != "auto" || packet.Flow.Protocol != desired.TCP || isKnown {
+	if err != nil || kind != "auto" || packet.Flow.Protocol != desired.TCP {
 		return t, err
+	}
+	hasHint := t.Hint != nil && t.Hint.Use != "none"
+	if t.Known != nil || t.Echo != nil || hasHint {
+		return t, nil
 	}
 	packet.Opens = true
 	return view.Trace(packet)
 }
 
-// describeServer adds the causes for which the server may not answer.
+// describeServer names a server, with the causes for which it may not answer in capitals.
 func describeServer(s *inspect.TracedServer) string {
 	text := fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot)
 	for _, cause := range s.Causes {
@@ -281,6 +303,8 @@ func describeServer(s *inspect.TracedServer) string {
 	return text
 }
 
+// printTrace prints the steps of the data path in their order, and the verdict. It leaves out the
+// steps that the packet did not reach.
 func printTrace(out io.Writer, t *inspect.Trace) error {
 	table := newTable(out)
 	table.row("packet", describePacket(t))
@@ -334,8 +358,9 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	return table.Flush()
 }
 
-// describePlacing names the candidates, or the server whose turn it is. Random candidates are
-// unknown; it then names the servers that the packet visits before them.
+// describePlacing names the candidates of a new flow, or the server whose turn it is. If the
+// candidates are random, they are unknown. Then it names the servers that the packet visits before
+// them.
 func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
 		candidates := fmt.Sprintf("the candidates of a random bucket of %d", p.Buckets)
@@ -366,8 +391,8 @@ func describeScores(p *inspect.TracedPlacement) string {
 	return text
 }
 
-// describeScored tells why a server has its place among the others. Its delay does not matter if
-// only weights do.
+// describeScored returns the numbers that decide how likely a server gets the flow. The expected
+// delay is not one of them if servers are chosen by weights alone.
 func describeScored(s *inspect.ScoredServer, among desired.Among) string {
 	text := s.Server + ": "
 	if !among.Method().ByWeights {
@@ -380,7 +405,8 @@ func describeScored(s *inspect.ScoredServer, among desired.Among) string {
 	return text
 }
 
-// describeMean tells what estimates approach.
+// describeMean returns the mean load of the reports. The estimate for a server without a recent
+// report approaches this mean.
 func describeMean(o *inspect.TracedOrder) string {
 	if o.Mean == 0 {
 		return "no server has reported its load yet"
@@ -388,7 +414,8 @@ func describeMean(o *inspect.TracedOrder) string {
 	return "mean of the reports: " + short(o.Mean)
 }
 
-// describeOrdered tells what the balancer knows of a server's load, and what follows from it.
+// describeOrdered returns what the balancer knows about a server's load, and whether it offers the
+// connection to the server.
 func describeOrdered(s *inspect.OrderedServer) string {
 	text := fmt.Sprintf("%s: reported %s", s.Server, describeReport(&s.Report))
 	if s.Estimate != nil {
@@ -403,8 +430,8 @@ func describeOrdered(s *inspect.OrderedServer) string {
 	return text
 }
 
-// describeOffers names the servers that are offered a connection, with their columns. The text is
-// empty if the packet is not offered to any server.
+// describeOffers names the servers to which the packet offers a connection, with their columns. The
+// text is empty if the packet is not an offer.
 func describeOffers(course []inspect.TracedSegment) string {
 	var offers []string
 	for _, at := range offersOf(course) {
@@ -417,7 +444,7 @@ func describeOffers(course []inspect.TracedSegment) string {
 	return strings.Join(offers, ", ")
 }
 
-// offersOf returns the part of a course that is offered a connection.
+// offersOf returns the segments of a course that offer the server a connection.
 func offersOf(course []inspect.TracedSegment) (offers []inspect.TracedSegment) {
 	for _, at := range course {
 		if at.Function == srv6.ConnectAvail.String() || at.Function == srv6.ConnectForce.String() {
@@ -438,6 +465,8 @@ func describePacket(t *inspect.Trace) string {
 	return fmt.Sprintf("%s -> %s, %s, %d bytes", t.Flow.Source, t.Flow.Destination, kind, t.Length)
 }
 
+// describeEntry returns what the flow table has about a flow. If the packet does not go to the
+// server of the entry, it adds why.
 func describeEntry(e *inspect.TracedEntry) string {
 	if e == nil {
 		return "unknown flow"
@@ -465,7 +494,8 @@ func describeSegments(segments []netip.Addr) string {
 	return strings.Join(texts, " -> ")
 }
 
-// describeVerdict explains the reason by its prefix, which is the verdict.
+// describeVerdict returns the reason, and explains the verdict. The verdict is the first word of
+// the reason.
 func describeVerdict(t *inspect.Trace) string {
 	verdict, why, _ := strings.Cut(t.Reason, "_")
 	if verdict == "answer" && strings.HasPrefix(why, "no_") && t.Flow.Protocol == desired.TCP {

@@ -15,7 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// agentTrace prints the state of a connection in an agent.
+// agentTrace prints the state of a connection in an agent. It returns an error if the socket is
+// unknown, because the agent is in another network namespace.
 func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOptions) error {
 	if flow.Protocol != desired.TCP {
 		return fmt.Errorf("protocol %s: agents trace tcp connections only", flow.Protocol)
@@ -45,7 +46,8 @@ func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOpt
 	return err
 }
 
-// elsewhere tells where an agent can be traced if there is none here.
+// elsewhere returns the error that the agent's sockets cannot be seen here. It says where to run
+// the command.
 func elsewhere(instance string) error {
 	l, err := datapath.Locate(datapath.Instance{Name: instance, Role: datapath.RoleAgent})
 	if err != nil {
@@ -54,6 +56,7 @@ func elsewhere(instance string) error {
 	return unknownHere(&l)
 }
 
+// unknownHere is elsewhere for an agent that was located.
 func unknownHere(l *datapath.Located) error {
 	switch {
 	case l.Attachment == nil:
@@ -66,6 +69,8 @@ func unknownHere(l *datapath.Located) error {
 		"run this command there: nsenter --net=%s segue trace", l.Name, l.Namespace)
 }
 
+// printAgentTrace prints what an agent knows about a connection, and what it does with each kind of
+// packet.
 func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	table := newTable(out)
 	table.row("connection", fmt.Sprintf("%s -> %s", t.Client, t.VIP))
@@ -82,9 +87,10 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	table.row("socket", describeSocket(t))
 	for i := range t.Answers {
 		a := &t.Answers[i]
-		before := answerOf(t, a.Function, false)
-		isSame := a.Last && before != nil && before.Outcome == a.Outcome && before.Offer == a.Offer
-		if !isSame && a.Function != srv6.Deliver.String() {
+		notLast := answerOf(t, a.Function, false)
+		// The table does not repeat an answer that is the same whether or not the segment is the last.
+		isRepeated := a.Last && notLast != nil && notLast.Outcome == a.Outcome && notLast.Offer == a.Offer
+		if !isRepeated && a.Function != srv6.Deliver.String() {
 			table.row(describeQuestion(a), describeAnswer(a, t.Accept))
 		}
 	}
@@ -94,6 +100,7 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	return table.Flush()
 }
 
+// describeTraced names the service of a connection.
 func describeTraced(t *agent.Trace) string {
 	switch {
 	case !t.Served:
@@ -111,6 +118,7 @@ func describeAgentFlow(t *agent.Trace) string {
 	return fmt.Sprintf("%s, balancer %s, for %.0fs", t.Flow.State, t.Flow.Balancer, t.Flow.Age)
 }
 
+// describeSocket returns the state of the socket that the application has for a connection.
 func describeSocket(t *agent.Trace) string {
 	switch {
 	case t.LacksVIP():
@@ -123,7 +131,8 @@ func describeSocket(t *agent.Trace) string {
 	return t.Socket
 }
 
-// describeQuestion names the function of the SID, and tells whether no segment follows it.
+// describeQuestion names the function of the SID. "last" follows if the answer is for the last
+// segment.
 func describeQuestion(a *agent.Answer) string {
 	if a.Last {
 		return a.Function + ", last"
@@ -131,6 +140,7 @@ func describeQuestion(a *agent.Answer) string {
 	return a.Function
 }
 
+// describeNext returns the way to the next server, or why there is none.
 func describeNext(n *agent.NextSegment) string {
 	if n.Problem != "" {
 		return "LOST: " + n.Problem
@@ -142,7 +152,8 @@ func describeNext(n *agent.NextSegment) string {
 	return n.SID.String()
 }
 
-// describeAnswer describes what happens to a packet. For an offer it also gives the reason.
+// describeAnswer returns what happens to a packet. If the packet offers a connection, it adds why
+// the server accepts or refuses it.
 func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 	why := map[string]string{
 		"accepted": "accepted", "accepted_stale": "accepted: the load is unknown", "forced": "forced",

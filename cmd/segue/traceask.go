@@ -25,13 +25,13 @@ import (
 // serverName stands for the name of a server in the command that asks it.
 const serverName = "{}"
 
-// askTimeout is the maximum time for the answer of a server.
+// askTimeout is how long a server may take to answer.
 const askTimeout = 10 * time.Second
 
 // hostNames matches the names of servers that are safe in a command.
 var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// askAgents runs the command for all servers of the flow at the same time.
+// askAgents runs the command for all servers that the packet may visit, at the same time.
 func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
 	if t.Service != nil && t.Placement == nil {
 		return nil, fmt.Errorf("--ask: no server can be asked about service %s: it does not hunt, and its flow table "+
@@ -55,17 +55,22 @@ func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAg
 	return agents, nil
 }
 
-// nextOf returns the SID to which a server would pass the packet on. It is not valid if there is
-// none, or if it is unknown.
+// nextOf returns the SID to which a server would pass the packet on. It returns an invalid address
+// if the server is the last one, or if the next SID is unknown.
 func nextOf(t *inspect.Trace, server string) netip.Addr {
 	at := slices.IndexFunc(t.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
 	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
 		return netip.Addr{}
 	}
-	return t.Encapsulation.Segments[at+2] // the balancer is the first segment
+	sids := t.Encapsulation.Segments[1:] // the first segment is the balancer
+	return sids[at+1]
 }
 
-func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, next netip.Addr) (*agent.Trace, error) {
+// askAgent runs the command for one server, and returns the server's trace of the flow. If next is
+// valid, the command gets it as --next.
+func askAgent(
+	ctx context.Context, command, server string, flow dataplane.Flow, next netip.Addr,
+) (*agent.Trace, error) {
 	if !hostNames.MatchString(server) {
 		return nil, fmt.Errorf("server name %q: must be a host name to be used in --ask", server)
 	}
@@ -79,7 +84,8 @@ func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, 
 	answer, complaint := bounded{most: longestAnswer}, bounded{most: longestComplaint}
 	ask := exec.CommandContext(ctx, words[0], words[1:]...)
 	ask.Stdout, ask.Stderr = &answer, &complaint
-	ask.WaitDelay = time.Second // for processes that the command started
+	// Processes that the command started can keep its output open. Do not wait for them much longer.
+	ask.WaitDelay = time.Second
 	err := ask.Run()
 	if ctx.Err() == context.DeadlineExceeded {
 		return nil, fmt.Errorf("%s: no answer within %s", words[0], askTimeout)
@@ -103,8 +109,8 @@ const (
 	longestComplaint = 4 << 10
 )
 
-// bounded keeps what is written to it, and refuses more than it may keep. So a compromised server
-// cannot fill the memory.
+// bounded keeps what is written to it, up to a number of bytes. Then it refuses to keep more, so a
+// compromised server cannot fill the memory.
 type bounded struct {
 	text   []byte
 	most   int
@@ -120,8 +126,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// parseAnswer reads an agent's trace of a flow. A compromised server can answer anything. So an
-// answer with characters that control a terminal is refused.
+// parseAnswer reads an agent's trace of a flow. A compromised server can answer anything. So
+// parseAnswer refuses an answer with characters that could control a terminal.
 func parseAnswer(answer []byte, flow dataplane.Flow) (*agent.Trace, error) {
 	var t agent.Trace
 	if err := json.Unmarshal(answer, &t); err != nil {
@@ -137,10 +143,10 @@ func parseAnswer(answer []byte, flow dataplane.Flow) (*agent.Trace, error) {
 	return &t, nil
 }
 
-// controlEscapes matches escapes of JSON that stand for control characters.
+// controlEscapes matches the JSON escapes of control characters.
 var controlEscapes = regexp.MustCompile(`\\(u00[01]|[bfnrt])`)
 
-// printable replaces the characters of a foreign text that could control a terminal.
+// printable replaces the characters of a server's text that could control a terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

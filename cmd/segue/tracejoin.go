@@ -20,8 +20,8 @@ import (
 // joinedTrace is a balancer's trace with the traces of the servers.
 type joinedTrace struct {
 	*inspect.Trace
-	// Agents are the candidates in their order. The flow's server follows, if it is not among
-	// them. Null means that no server was asked.
+	// Agents are the candidates in their order, and then the other servers that the packet may visit.
+	// Null means that no server was asked.
 	Agents []askedAgent `json:"agents"`
 	// Receiver is the server that the packet reaches. It is empty if the packet reaches none, or
 	// if the server is unknown.
@@ -29,8 +29,8 @@ type joinedTrace struct {
 	// End is what happens to the packet at the last server that it reaches. It is empty if that is
 	// unknown.
 	End string `json:"end,omitempty"`
-	// Why is the reason why the receiver gets a new connection, for readers. It is empty for other
-	// packets, and if the receiver has the connection already.
+	// Why explains in a sentence why the receiver gets a new connection. It is empty if the packet
+	// opens no connection, or if the receiver has the connection already.
 	Why string `json:"why,omitempty"`
 }
 
@@ -39,20 +39,20 @@ type askedAgent struct {
 	Server string       `json:"server"`
 	Trace  *agent.Trace `json:"trace"`           // null: see Error
 	Error  string       `json:"error,omitempty"` // error of the command
-	// Offer is what the server does with a new connection at the server's place in the list. It is
-	// null if the server is not in the list, or did not answer that.
+	// Offer is what the server does with a new connection at its place among the candidates. It is
+	// null if the server is not a candidate, or if its trace has no such answer.
 	Offer *agent.Answer `json:"offer"`
 	// Packet is what the server does with the packet if the packet reaches it. It is null if the
-	// packet is not for this server, or if the server did not answer that.
+	// packet's course does not have the server, or if the server's trace has no such answer.
 	Packet *agent.Answer `json:"packet"`
-	// TakenBack is what the server does with the packet when the last candidate hands it back. It
-	// is null if that does not happen.
+	// TakenBack is what the server does with the packet when the last candidate hands it back. It is
+	// null if the last candidate does not hand it back to this server.
 	TakenBack *agent.Answer `json:"taken_back,omitempty"`
-	// Reached tells whether the packet comes here.
+	// Reached tells whether the packet reaches the server.
 	Reached bool `json:"reached"`
 }
 
-// serversOf returns the candidates of a flow, and the flow's server.
+// serversOf returns the candidates of a flow, and then the other servers of the packet's course.
 func serversOf(t *inspect.Trace) (names []string) {
 	for _, candidate := range candidatesOf(t) {
 		names = append(names, candidate.Server)
@@ -65,9 +65,10 @@ func serversOf(t *inspect.Trace) (names []string) {
 	return names
 }
 
-// candidatesOf returns the servers that are offered a new connection, and how, in their order. An
-// offer contains them: a holder, which is asked before them, is none of them. For other packets,
-// they are those of the flow's placement.
+// candidatesOf returns the segments of the candidates of a new connection, in their order. If the
+// packet offers a connection, they are the offers in its course. The course can begin with a server
+// that may have the connection already: this server is not a candidate. If the packet is not an
+// offer, candidatesOf takes the candidates of the flow's placement.
 func candidatesOf(t *inspect.Trace) []inspect.TracedSegment {
 	if offers := offersOf(t.Course); offers != nil || t.Placement == nil {
 		return offers
@@ -83,14 +84,15 @@ func candidatesOf(t *inspect.Trace) []inspect.TracedSegment {
 	return candidates
 }
 
-// follow determines how far the packet gets.
+// follow determines what each server of the packet's course does with the packet, which servers the
+// packet reaches, and where it ends.
 func (j *joinedTrace) follow() {
 	back := j.offer()
 	if !strings.HasPrefix(j.Reason, "forward_") {
 		return
 	}
-	onItsWay := true
-	// There are more candidates, which are unknown.
+	onItsWay := true // the packet has not ended before this segment
+	// Random candidates are unknown, and not part of the course. They follow its last segment.
 	isRandom := j.Placement != nil && j.Placement.Random
 	for i, segment := range j.Course {
 		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
@@ -99,11 +101,11 @@ func (j *joinedTrace) follow() {
 		}
 		a := &j.Agents[at]
 		if a.Reached && !onItsWay {
-			continue // the packet visits this server twice: it ended here before, or on the way
+			continue // the packet has visited this server before, and does not come again
 		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
-		if a.Packet != nil && a.Offer != nil && *a.Packet != *a.Offer && isSameQuestion(a.Packet, a.Offer) {
-			a.Packet = a.Offer // it depends on the place in the list, or on the loads of others
+		if a.Packet != nil && a.Offer != nil && isSameQuestion(a.Packet, a.Offer) {
+			a.Packet = a.Offer // this answer considers the place of the server, and the loads of others
 		}
 		a.Reached = onItsWay
 		if !onItsWay {
@@ -125,7 +127,8 @@ func (j *joinedTrace) follow() {
 	}
 }
 
-// endAt notes that the packet ends at a server. The answer is nil if it is unknown.
+// endAt notes that the packet ends at a server with an answer. If the answer is nil, the end stays
+// unknown.
 func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
 	if answer == nil {
 		return
@@ -140,8 +143,11 @@ func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
 	}
 }
 
-// offer determines what the candidates do with a new connection. The last one may hand it back to
-// an earlier one, which offer returns. Otherwise offer returns nil.
+// offer determines what each candidate does with a new connection. If the last candidate hands the
+// connection back to an earlier one, offer returns the earlier one. Otherwise it returns nil.
+//
+// An agent's trace knows neither the agent's place among the candidates nor the loads of the
+// others. So offer corrects the answers that depend on these.
 func (j *joinedTrace) offer() (back *askedAgent) {
 	offers := candidatesOf(j.Trace)
 	for i := range offers {
@@ -157,20 +163,20 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 		if !handsBack(a.Trace) {
 			continue
 		}
-		candidates, loads := j.told()
-		answer, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
-		isOffer := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
-		if isOffer && answer == accept.Return {
-			back = candidates[least]
+		earlier, loads := j.told()
+		decision, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
+		wouldAccept := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
+		if wouldAccept && decision == accept.Return {
+			back = earlier[least]
 			a.Offer = &agent.Answer{Function: a.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned}
 		}
 	}
 	return back
 }
 
-// answerAt returns the answer of a candidate that is not the last one, at its place in the list. The
-// agent's own answer is that of the first candidate, which accepts if it does not know its load. A
-// later one that compares loads does not.
+// answerAt corrects the answer of a candidate that is not the last one for its place. The agent
+// answers as if it were the first candidate, which accepts if it does not know its load. A later
+// candidate that compares loads refuses then.
 func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
 	if place == 0 || !compares || answer.Offer != "accepted_stale" {
 		return answer
@@ -181,10 +187,11 @@ func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
 // returned is the offer label of a connection that the last candidate hands back.
 const returned = "returned"
 
-// candidates returns the candidates among the servers.
+// candidates returns the candidates: the first of the servers that were asked.
 func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
 
-// told returns the candidates that pass a new connection on with their loads.
+// told returns the candidates that refuse a new connection and tell the later candidates their
+// loads, and these loads.
 func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
 	all := j.candidates()
 	for i := range all {
@@ -211,8 +218,9 @@ var loadPolicies = []desired.AcceptPolicy{
 	desired.AcceptLeast, desired.AcceptStatic, desired.AcceptDynamic,
 }
 
-// handsBack tells whether the server, as the last candidate, hands a connection back to a candidate
-// with a lower load. If the server is drained, or no application listens, any load is lower.
+// handsBack tells whether the server, as the last candidate, would hand a connection back to a
+// candidate with a lower load. For a server that is drained, or on which no application listens,
+// each known load counts as lower.
 func handsBack(t *agent.Trace) bool {
 	return comparesLoads(t) || t.Accept.Policy == agent.Drained || isDown(t)
 }
@@ -223,7 +231,8 @@ func isDown(t *agent.Trace) bool {
 	return answer != nil && answer.Offer == "refused_down"
 }
 
-// knownLoad returns the load by which a server decides.
+// knownLoad returns the load by which a server decides. It is unknown if it is stale, or if no
+// application listens.
 func knownLoad(t *agent.Trace) accept.Load {
 	switch l := t.Accept.Load; {
 	case l == nil || t.Accept.Stale || isDown(t):
@@ -235,6 +244,7 @@ func knownLoad(t *agent.Trace) accept.Load {
 	}
 }
 
+// isSameQuestion tells whether two answers are for the same function at the same place.
 func isSameQuestion(a, b *agent.Answer) bool { return a.Function == b.Function && a.Last == b.Last }
 
 // whyTaken tells why a server takes a new connection. The text is empty if the packet is not an
@@ -267,8 +277,8 @@ func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
 	return ""
 }
 
-// describeTold lists the loads that are compared: those of the candidates that pass the connection
-// on, and that of the last candidate.
+// describeTold lists the loads that the last candidate compares: those that earlier candidates have
+// told, and its own.
 func (j *joinedTrace) describeTold() string {
 	candidates, _ := j.told()
 	all := j.candidates()
@@ -283,6 +293,8 @@ func (j *joinedTrace) describeTold() string {
 	return strings.Join(loads, ", ")
 }
 
+// answerOf returns a server's answer to a packet with a function in its segment. last tells whether
+// the segment is the last one. The result is nil if the trace has no such answer.
 func answerOf(t *agent.Trace, function string, last bool) *agent.Answer {
 	if t == nil {
 		return nil
@@ -295,6 +307,7 @@ func answerOf(t *agent.Trace, function string, last bool) *agent.Answer {
 	return nil
 }
 
+// printAgents prints a table of the servers that were asked, and where the packet ends.
 func printAgents(out io.Writer, j *joinedTrace) error {
 	fmt.Fprintln(out)
 	table := newTable(out)
@@ -320,8 +333,8 @@ func printAgents(out io.Writer, j *joinedTrace) error {
 			fmt.Fprintf(out, "%s: %s\n", a.Server, a.Error)
 		}
 		if router := j.Agents[i].router(); router != nil {
-			fmt.Fprintf(out, "%s: the packet takes the default route, via %s: LOST unless that router knows the next server\n",
-				j.Agents[i].Server, router)
+			fmt.Fprintf(out, "%s: the packet takes the default route, via %s: "+
+				"LOST unless that router knows the next server\n", j.Agents[i].Server, router)
 		}
 	}
 	fmt.Fprintf(out, "\nthe packet goes to: %s\n", describeEnd(j))
@@ -332,8 +345,8 @@ func printAgents(out io.Writer, j *joinedTrace) error {
 	return err
 }
 
-// router returns the router to which the server passes the packet on, if the server has only the
-// default route to the next server. It is nil if the packet does not come here, or stays here.
+// router returns the router of the server's default route, if the server passes the packet on and
+// has no other route to the next server. Otherwise it returns nil.
 func (a *askedAgent) router() *netip.Addr {
 	if !a.Reached || a.Packet == nil || a.Trace.Next == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
 		return nil
@@ -348,8 +361,7 @@ func describeOffer(a *askedAgent) string {
 	return describeAnswer(a.Offer, a.Trace.Accept)
 }
 
-// describePassage describes what happens to the packet at a server, if the packet reaches the
-// server.
+// describePassage returns what happens to the packet at a server.
 func describePassage(a *askedAgent) string {
 	switch {
 	case a.Packet == nil:
@@ -364,6 +376,7 @@ func describePassage(a *askedAgent) string {
 	return text
 }
 
+// describeEnd returns where the packet ends.
 func describeEnd(j *joinedTrace) string {
 	err := j.unknown()
 	switch {
@@ -380,7 +393,7 @@ func describeEnd(j *joinedTrace) string {
 	return "no server: " + j.Reason
 }
 
-// unknown returns the reason why it is unknown what happens to the packet, if servers were asked.
+// unknown returns an error if servers were asked, and it is still unknown where the packet ends.
 func (j *joinedTrace) unknown() error {
 	switch {
 	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):

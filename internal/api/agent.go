@@ -16,10 +16,10 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// Agent is the running agent that the socket gives access to.
+// Agent is the running agent to which the API gives access.
 type Agent struct {
 	Control *control.Agent
-	// Source reads the state in the data path.
+	// Source reads the state of the data path. Only one goroutine at a time may call it.
 	Source func() (*agent.Snapshot, error)
 	Reload Reload
 	Events *events.Stream
@@ -39,7 +39,7 @@ type AgentService struct {
 	Accept        *Accept `json:"accept,omitempty" doc:"missing: the service cannot be offered connections"`
 }
 
-// Accept is how a service decides about offered connections.
+// Accept says how a service decides about offered connections.
 type Accept struct {
 	Policy    string  `json:"policy"`
 	Source    string  `json:"source,omitempty" doc:"the load source; missing: the policy does not use the load"`
@@ -50,6 +50,8 @@ type Accept struct {
 	Accepted  uint64  `json:"accepted" doc:"by the policy; forced connections do not count"`
 }
 
+// agentServiceOf returns what the data path tells about a service. The fields of the desired state
+// are missing.
 func agentServiceOf(s *agent.ServiceState) AgentService {
 	service := AgentService{
 		Name: s.Name, VIP: s.VIP.String(), Port: desired.PortOf(s.Port).String(), Protocol: string(s.Protocol),
@@ -67,10 +69,10 @@ func agentServiceOf(s *agent.ServiceState) AgentService {
 	return service
 }
 
-// agentAPI has the operations.
+// agentAPI implements the operations.
 type agentAPI struct {
 	Agent
-	reading sync.Mutex // one request at a time uses the source
+	reading sync.Mutex // held while Source reads
 }
 
 // Handler returns the handler of all operations.
@@ -95,6 +97,8 @@ func (a *agentAPI) snapshot() (*agent.Snapshot, error) {
 	return a.Source()
 }
 
+// listServices joins the state of the data path with the desired state, for each service that both
+// have.
 func (a *agentAPI) listServices(context.Context, *struct{}) (*body[[]AgentService], error) {
 	snapshot, err := a.snapshot()
 	if err != nil {
@@ -110,7 +114,7 @@ func (a *agentAPI) listServices(context.Context, *struct{}) (*body[[]AgentServic
 	for _, s := range snapshot.Services {
 		c := wanted[s.Name]
 		if c == nil {
-			continue // it was removed at this moment
+			continue // the desired state, which was read later, has the service no more
 		}
 		service := agentServiceOf(s)
 		service.Encapsulation, service.Drained = string(c.Encapsulation), c.Drained

@@ -16,10 +16,11 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// Balancer is the running balancer that the socket gives access to.
+// Balancer is the running balancer to which the API gives access.
 type Balancer struct {
 	Control *control.Balancer
-	// Source reads the state in the data path, of the wanted services only (inspect.View.List).
+	// Source reads the state of the data path, for the wanted services only (inspect.View.List). Only
+	// one goroutine at a time may call it.
 	Source func(wanted func(service string) bool) (*inspect.Snapshot, error)
 	Reload Reload
 	Events *events.Stream
@@ -27,10 +28,10 @@ type Balancer struct {
 	Speaker Speaker
 }
 
-// balancerAPI has the operations.
+// balancerAPI implements the operations.
 type balancerAPI struct {
 	Balancer
-	reading sync.Mutex // one request at a time uses the source
+	reading sync.Mutex // held while Source reads
 }
 
 func (b *balancerAPI) snapshot(wanted func(service string) bool) (*inspect.Snapshot, error) {
@@ -79,6 +80,8 @@ type listRequest struct {
 	Name string `query:"name" doc:"list only the service of this name, if there is one"`
 }
 
+// listServices joins the state of the data path with the desired state, for each service that both
+// have.
 func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]Service], error) {
 	snapshot, err := b.snapshot(func(service string) bool { return r.Name == "" || r.Name == service })
 	if err != nil {
@@ -90,7 +93,7 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 	for _, s := range snapshot.Services {
 		c := cfg.Service(s.Name)
 		if c == nil {
-			continue // it was removed at this moment
+			continue // the desired state, which was read later, has the service no more
 		}
 		service := Service{
 			Name: s.Name, VIP: c.VIP.String(), Port: c.Port.String(), Protocol: string(c.Protocol),
@@ -119,7 +122,8 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 	return &body[[]Service]{services}, nil
 }
 
-// flowsOf returns the flows of a server, or nil if they are not known.
+// flowsOf returns the numbers of flows of a server, or nil if they are unknown. Half-open flows are
+// live, but they have a number of their own in the tables.
 func flowsOf(of *inspect.Snapshot, service *inspect.ServiceState, server *inspect.ServerState) *Flows {
 	if !service.Persistence.Method().HasFlowTable || server.Flows == nil || of.FlowTable.Age == nil {
 		return nil

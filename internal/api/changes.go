@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// mostBytes bounds the size of a request: 100,000 servers need about 10 MB.
+// mostBytes is the greatest size of a request. 100,000 servers need about 10 MB.
 const mostBytes = config.MostBytes
 
 var errorsOfChange = []int{
@@ -32,17 +32,18 @@ var (
 	}
 	applyOperation = huma.Operation{
 		OperationID: "apply", Method: http.MethodPut, Path: "/v1/services",
-		Summary: "Make the services those of a configuration file, in one transaction",
+		Summary: "Change the services to those of a configuration file, in one transaction",
 		Description: "What an override drains stays drained. Other sections of the file have no " +
-			"effect. A change is refused that would remove, drain or give the weight 0 to more than 30 " +
-			"percent of a service's servers (of an agent: of its services), or to the last in service, " +
-			"unless allow-removals permits it. One may be lost in any case. With a store, " +
-			"store.max-removed-percent is the limit.",
+			"effect. There is a limit for the servers that a service may lose. A server is lost if it is " +
+			"removed, is drained or gets the weight 0. If a service would lose more than 30 percent of its " +
+			"servers, or its last server in service, the change is refused, unless allow-removals permits " +
+			"it. One server may always be lost, unless it is the last. An agent has the same limit for " +
+			"its services. With a store, the limit is store.max-removed-percent instead of 30 percent.",
 		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
 	}
 )
 
-// overrider has overrides.
+// overrider has the overrides of a process: the controller of a balancer or an agent.
 type overrider interface {
 	Overrides() (list []desired.Override, version string)
 }
@@ -57,28 +58,28 @@ func registerOverrides(api huma.API, of overrider) {
 	})
 }
 
-// Terms are the conditions of a change. It is exported because the library cannot set the fields of
-// an unexported embedded type.
+// Terms are the conditions of a change in a request. The type is exported because the library
+// cannot set the fields of an unexported embedded type.
 type Terms struct {
 	Version string `header:"If-Match" minLength:"1" doc:"the version that must be in force; without it, any"`
 	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
 }
 
-// Resolve refuses "?dry-run" and "If-Match:" without a value. The library would take them for false
-// and for any version, and make the change.
+// Resolve refuses "?dry-run" and "If-Match:" without a value. The library would take them for "no
+// dry run" and "any version", and the change would be made.
 func (*Terms) Resolve(r huma.Context) []error { return refuseEmpty(r, "dry-run") }
 
 func (t *Terms) terms() control.Terms {
 	return control.Terms{Version: t.Version, DryRun: t.DryRun}
 }
 
-// RemovalTerms are the conditions of a change that has a limit.
+// RemovalTerms are the conditions of a change that has a limit for removals.
 type RemovalTerms struct {
 	Terms
 	PermitsRemovals bool `query:"allow-removals" doc:"permit the change to take more servers out of service than the limit: store.max-removed-percent, or 30 percent without a store"`
 }
 
-// Resolve is as that of Terms.
+// Resolve is Terms.Resolve for one more switch.
 func (*RemovalTerms) Resolve(r huma.Context) []error {
 	return refuseEmpty(r, "dry-run", "allow-removals")
 }
@@ -92,7 +93,7 @@ type applyRequest struct {
 	RawBody []byte `contentType:"application/yaml"`
 }
 
-// refuseEmpty returns an error for each switch that a request has without a value, and for a version
+// refuseEmpty returns an error for each switch in a request that has no value, and for an If-Match
 // without a value.
 func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 	url := r.URL()
@@ -111,6 +112,7 @@ func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 	return problems
 }
 
+// changed returns the answer to a change that had this result or error.
 func changed(result *control.Result, err error) (*body[Changed], error) {
 	if err != nil {
 		return nil, refusal(err)
@@ -128,7 +130,7 @@ func changed(result *control.Result, err error) (*body[Changed], error) {
 	return &body[Changed]{answer}, nil
 }
 
-// described tells what overrides do, by their targets.
+// described returns what overrides do, by their targets: SERVICE or SERVICE/SERVER.
 func described(overrides []desired.Override) map[string]string {
 	does := map[string]string{}
 	for _, o := range overrides {

@@ -28,9 +28,9 @@ import (
 
 // Client calls the API of an instance on this host.
 type Client struct {
-	// AllowRemovals lets changes take more servers out of service than their limit.
+	// AllowRemovals permits changes to take more servers out of service than their limit.
 	AllowRemovals bool
-	// IfVersion is the version that must be in force for a change; empty: any.
+	// IfVersion is the version that must be in force for a change. Empty: any version.
 	IfVersion string
 
 	instance string
@@ -48,7 +48,7 @@ func NewClient(instance string) *Client {
 // Instance returns the name of the instance.
 func (c *Client) Instance() string { return c.instance }
 
-// Identify tells which process has the socket.
+// Identify returns the name, the role and the build of the instance that answers.
 func (c *Client) Identify(ctx context.Context) (self *Instance, err error) {
 	err = c.call(ctx, http.MethodGet, "/v1/instance", nil, &self)
 	return self, err
@@ -66,7 +66,7 @@ func (c *Client) Services(ctx context.Context) (services []Service, err error) {
 	return services, err
 }
 
-// Service returns a service of a balancer; nil: the balancer has no such service.
+// Service returns a service of a balancer, or nil if the balancer has no such service.
 func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
 	var services []Service
 	query := url.Values{"name": {name}}
@@ -92,14 +92,16 @@ func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (change
 	return changed, err
 }
 
-// Apply makes the services those of the content of a configuration file. A dry run changes nothing.
+// Apply changes the services to those of a configuration file with this content. A dry run changes
+// nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
 	path := "/v1/services" + c.terms(dryRun)
 	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed, c.condition()...)
 	return changed, err
 }
 
-// terms returns the query of a change. Agents know the second term only for files.
+// terms returns the query of a change. It has allow-removals only if needed, because an agent
+// refuses this parameter for edits.
 func (c *Client) terms(dryRun bool) string {
 	if c.AllowRemovals {
 		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)
@@ -107,7 +109,7 @@ func (c *Client) terms(dryRun bool) string {
 	return fmt.Sprintf("?dry-run=%t", dryRun)
 }
 
-// condition returns the header of a change.
+// condition returns the header of a change that names the version which must be in force.
 func (c *Client) condition() []string {
 	if c.IfVersion == "" {
 		return nil
@@ -134,13 +136,14 @@ func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, er
 	return s, err
 }
 
-// EventsFrom tells where events begin.
+// EventsFrom says with which of the events that the process keeps a stream of events begins. The
+// zero value means none: the stream begins with the next event.
 type EventsFrom struct {
-	Last  int       // the number of kept events to return; 0: any number
-	Since time.Time // those of this time or later; zero: of any time
+	Last  int       // with at most so many of the last events; 0: with any number
+	Since time.Time // with events of this time or later; zero: of any time
 }
 
-// query returns the query of a request. Without one, the events begin with the next one.
+// query returns the query of the request for events.
 func (f EventsFrom) query() string {
 	query := url.Values{}
 	if f.Last > 0 {
@@ -158,14 +161,14 @@ func (f EventsFrom) query() string {
 // reconnectInterval is the time between two attempts to reach a process that has ended.
 const reconnectInterval = 500 * time.Millisecond
 
-// Events calls a function for each event, until the function fails, or until the context ends. If the
-// connection is interrupted, Events continues with the next event. If the process has ended, Events calls
-// waiting, and continues when there is a process again: the numbers of its events are higher. The error is
-// nil only if the context has ended.
+// Events calls each for each event, until each fails, or until the context ends. If the connection
+// is interrupted, Events connects again and continues with the next event. If the process has
+// ended, Events calls waiting once, and continues when a new process answers. The error is nil only
+// if the context has ended.
 func (c *Client) Events(
 	ctx context.Context, from EventsFrom, each func(events.Event) error, waiting func(),
 ) error {
-	isWaiting := false
+	isWaiting := false // waiting was called since the last event
 	pause := func() {
 		if !isWaiting {
 			waiting()
@@ -176,7 +179,7 @@ func (c *Client) Events(
 		case <-time.After(reconnectInterval):
 		}
 	}
-	for last := ""; ; {
+	for last := ""; ; { // the number of the last event; empty: the process has not answered yet
 		response, err := c.openEvents(ctx, from, last)
 		switch {
 		case ctx.Err() != nil:
@@ -200,13 +203,14 @@ func (c *Client) Events(
 			last, isWaiting = next, false
 		case last == "":
 			return fmt.Errorf("instance %q: the stream of events has ended: %w", c.instance, interruption)
-		default: // the process has ended before it sent anything
+		default: // a new process has ended before it sent anything
 			pause()
 		}
 	}
 }
 
-// isAway tells whether there is no process, or one that waits for the store of its services.
+// isAway tells whether a request for events has failed because no process runs, or because the
+// process still waits for its store.
 func isAway(response *http.Response, err error) bool {
 	if err != nil {
 		return hasEnded(err) || isEnding(err)
@@ -214,7 +218,8 @@ func isAway(response *http.Response, err error) bool {
 	return response.StatusCode == http.StatusServiceUnavailable
 }
 
-// openEvents asks for the events after the one with a number; empty: from where they are to begin.
+// openEvents asks for the events after the one with the number last. If last is empty, it asks for
+// the events that from names.
 func (c *Client) openEvents(ctx context.Context, from EventsFrom, last string) (*http.Response, error) {
 	query := from.query()
 	if last != "" {
@@ -234,9 +239,10 @@ func (c *Client) openEvents(ctx context.Context, from EventsFrom, last string) (
 	return response, err
 }
 
-// readEvents reads server-sent events until they are interrupted, and calls a function for each. It
-// returns the number to continue with, and the error of the function. A part of an event at the end is
-// dropped: the next connection brings all of it. An event without data only has a number.
+// readEvents reads server-sent events until the connection is interrupted, and calls a function for
+// each. It returns the number of the last event, and the error of the function. It drops an event
+// that is cut off: the next connection brings all of it. An event without data is only a number:
+// the events continue after it.
 func readEvents(body io.Reader, each func(events.Event) error) (last string, interruption, err error) {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, longestEvent)
@@ -251,9 +257,12 @@ func readEvents(body io.Reader, each func(events.Event) error) (last string, int
 		case bytes.HasPrefix(line, []byte("data: ")):
 			data = bytes.Clone(line[len("data: "):])
 			continue
-		case len(line) > 0 || id == "" && data == nil: // a comment, or the end of one
+		case len(line) > 0: // a comment
+			continue
+		case id == "" && data == nil: // the empty line after a comment
 			continue
 		}
+		// An empty line ends the event.
 		if data != nil {
 			var e events.Event
 			if err := json.Unmarshal(data, &e); err != nil {
@@ -271,10 +280,11 @@ func readEvents(body io.Reader, each func(events.Event) error) (last string, int
 	return last, interruption, nil
 }
 
-// longestEvent is more than the size of the longest event, in bytes.
+// longestEvent is a size in bytes that no event reaches.
 const longestEvent = 1 << 20
 
-// call makes a request with JSON and reads the answer. Each name of a header precedes its value.
+// call makes a request with a JSON body and reads the answer. headers are names and values of
+// headers in turn.
 func (c *Client) call(
 	ctx context.Context, method, path string, request, answer any, headers ...string,
 ) error {
@@ -287,7 +297,7 @@ func (c *Client) call(
 	return c.send(ctx, method, path, "application/json", &content, answer, headers...)
 }
 
-// send makes a request and reads the answer.
+// send makes a request with a body of any type and reads the answer. headers are as for call.
 func (c *Client) send(
 	ctx context.Context, method, path, contentType string, content io.Reader, answer any,
 	headers ...string,
@@ -310,9 +320,10 @@ func (c *Client) send(
 		err := json.NewDecoder(response.Body).Decode(&problem)
 		switch {
 		case err != nil && (response.StatusCode == http.StatusNotFound ||
-			response.StatusCode == http.StatusMethodNotAllowed): // of an earlier build without the request
-			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; restart it",
-				c.instance, method, r.URL.Path)
+			response.StatusCode == http.StatusMethodNotAllowed):
+			// An earlier build has no such operation, and answers with plain text.
+			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; "+
+				"restart it", c.instance, method, r.URL.Path)
 		case err != nil:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
@@ -324,7 +335,7 @@ func (c *Client) send(
 	return nil
 }
 
-// explained returns an answer of the API as an error.
+// explained returns an error with the text of a problem that the API has answered.
 func explained(problem *huma.ErrorModel) error {
 	texts := []string{problem.Detail}
 	for _, e := range problem.Errors {
@@ -338,13 +349,13 @@ func hasEnded(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// isEnding tells whether an error says that a process has ended before it took a connection that was
-// waiting for it.
+// isEnding tells whether an error says that the process has ended before it answered on a
+// connection.
 func isEnding(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
 }
 
-// explain says why an instance cannot be reached.
+// explain returns an error that says why an instance cannot be reached.
 func (c *Client) explain(err error) error {
 	switch {
 	case hasEnded(err):

@@ -18,31 +18,32 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// Reload reads the files of a process again, as SIGHUP does. If it returns an error, the
-// configuration before stays in force.
+// Reload reads the files of a process again, as SIGHUP does. If it returns an error, the earlier
+// configuration stays in force.
 type Reload func(context.Context) (warnings fieldpath.Errors, err error)
 
 // newAPI returns an API without operations, and its handler.
 func newAPI(title string) (huma.API, http.Handler) {
 	mux := http.NewServeMux()
 	settings := huma.DefaultConfig(title, version.String())
-	settings.DocsPath = "" // it would load a program from elsewhere
+	settings.DocsPath = "" // the page with documentation loads a program from the Internet
 	settings.RejectUnknownQueryParameters = true
-	settings.CreateHooks = nil
+	settings.CreateHooks = nil // the default hook adds a link to the schema to each answer
 	api := humago.New(mux, settings)
 	return api, withProblems(api, mux)
 }
 
-// withProblems answers requests for unknown paths, and those with a method that a path does not take,
-// as all other errors (RFC 9457). The mux would answer with plain text.
+// withProblems makes the handler answer a request for an unknown path, or with a method that the
+// path does not take, in the form of all other errors (RFC 9457). The mux would answer with plain
+// text.
 func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refusal, pattern := mux.Handler(r)
-		if pattern != "" {
+		if pattern != "" { // there is an operation for the request
 			mux.ServeHTTP(w, r)
 			return
 		}
-		answer := verdict{header: http.Header{}}
+		answer := verdict{header: http.Header{}} // of the mux
 		refusal.ServeHTTP(&answer, r)
 		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: "+
 			"/openapi.json lists all", version.String(), r.URL.Path)
@@ -59,7 +60,7 @@ func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 	})
 }
 
-// verdict takes the status and the header of an answer, and drops its text.
+// verdict keeps the status and the header of an answer, and drops the text.
 type verdict struct {
 	header http.Header
 	status int
@@ -71,9 +72,10 @@ func (v *verdict) WriteHeader(status int) { v.status = status }
 
 func (v *verdict) Write(text []byte) (int, error) { return len(text), nil }
 
+// body is an answer with a body, in the form that the library wants.
 type body[T any] struct{ Body T }
 
-// register adds the operations that balancers and agents have.
+// register adds the operations that both balancers and agents have.
 func register(api huma.API, self Instance, of overrider, reload Reload, stream *events.Stream) {
 	registerInstance(api, self)
 	registerOverrides(api, of)
@@ -100,7 +102,7 @@ func registerInstance(api huma.API, self Instance) {
 	}, func(context.Context, *struct{}) (*body[Instance], error) { return &body[Instance]{self}, nil })
 }
 
-// refusal returns the answer to a change that was refused.
+// refusal returns the answer to a request that failed with an error: the error with a status.
 func refusal(err error) error {
 	var problems fieldpath.Errors
 	switch {

@@ -21,12 +21,12 @@ import (
 const eventsPath = "/v1/events"
 
 const (
-	// keepAlive is the time between two comments in a stream without events. A reader that gets
+	// keepAlive is the time after which a stream without events gets a comment. A reader that gets
 	// nothing for much longer knows that its connection is dead.
 	keepAlive = 15 * time.Second
-	// readerPatience is how long a reader of a stream may read nothing while there is more for it.
+	// readerPatience is how long a write to a reader that does not read may take.
 	readerPatience = time.Minute
-	// endPatience is how long the end of a stream may take when the process ends.
+	// endPatience is how long the last write to a stream may take when the process ends.
 	endPatience = 100 * time.Millisecond
 )
 
@@ -53,12 +53,13 @@ func registerEvents(api huma.API, stream *events.Stream) {
 	huma.Register(api, huma.Operation{
 		OperationID: "watch-events", Method: http.MethodGet, Path: eventsPath,
 		Summary: "Follow the events, as server-sent events",
-		Description: "Begins after the event in Last-Event-ID. Without the header, it begins with the last " +
-			"events, with those since a time, with the last of these, or with the next event. The header and " +
-			"the number of the event before the first one come at once: the reader then misses none. A reader " +
-			"that is too slow sees a gap between the numbers. The process keeps at least the last 3,000. The " +
-			"first event of a process is of the kind started, and has a higher number than the events of the " +
-			"process before: a reader that names the last event that it has got sees no event twice.",
+		Description: "With Last-Event-ID, the stream begins after the event with this number. Without it, " +
+			"last and since say with which of the kept events it begins; without both, it begins with the next " +
+			"event. The process keeps at least the last 3,000 events. The answer begins at once with the " +
+			"number of the event before the first one, without data: a reader that connects again with this " +
+			"number misses no event. A reader that is too slow sees a gap between the numbers. The first event " +
+			"of a process is of the kind started. Its number is higher than those of earlier processes: a " +
+			"reader that gives the number of its last event gets no event twice.",
 		Responses: map[string]*huma.Response{"200": {
 			Description: "Events until the reader or the process ends the connection",
 			Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{
@@ -78,8 +79,8 @@ func registerEvents(api huma.API, stream *events.Stream) {
 	})
 }
 
-// sendEvents sends the events after a number, until the context ends or the reader goes away. It sends a
-// comment after each interval without events.
+// sendEvents sends the events after a number, until the context ends or the reader goes away. It
+// sends a comment after each interval without events.
 func sendEvents(
 	ctx context.Context, w http.ResponseWriter, stream *events.Stream, after uint64, interval time.Duration,
 ) error {
@@ -91,7 +92,9 @@ func sendEvents(
 		if err := connection.SetWriteDeadline(deadline); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
-		if ctx.Err() != nil { // withStreams may have set its deadline before this one
+		// When the context ends, withStreams sets a shorter deadline. The deadline above may have
+		// replaced it.
+		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if _, err := w.Write(text); err != nil {
@@ -99,7 +102,7 @@ func sendEvents(
 		}
 		return connection.Flush()
 	}
-	// A number without data is no event: it only tells where a reader continues that is interrupted.
+	// A number without data is no event. A reader that is interrupted continues after this number.
 	if err := send(fmt.Appendf(nil, ": the events of segue\nid: %d\n\n", after)); err != nil {
 		return err
 	}
@@ -128,8 +131,8 @@ func sendEvents(
 	}
 }
 
-// withStreams lets streams last longer than the server's timeouts, and ends them at once when the
-// context ends: they must not delay the end of the process.
+// withStreams lets streams of events last longer than the server's timeouts. It ends them at once
+// when the context ends, because they must not delay the end of the process.
 func withStreams(ctx context.Context, handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != eventsPath {
@@ -137,7 +140,7 @@ func withStreams(ctx context.Context, handler http.Handler) http.Handler {
 			return
 		}
 		connection := http.NewResponseController(w)
-		_ = connection.SetReadDeadline(time.Time{}) // a connection of a socket has deadlines
+		_ = connection.SetReadDeadline(time.Time{}) // none; a socket supports deadlines, so no error
 		streaming, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		stop := context.AfterFunc(ctx, func() {

@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/bgp"
 )
 
-// Speaker announces the VIPs of the balancer.
+// Speaker announces the VIPs of the balancer by BGP.
 type Speaker interface {
 	State(context.Context) (*bgp.State, error)
 	Drain(ctx context.Context, untilRestart bool) error
@@ -66,8 +66,11 @@ func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState
 	return &body[SelfState]{*state}, nil
 }
 
+// selfState reads the number of packets to servers from the data path, and the state of BGP from
+// the speaker.
 func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
-	snapshot, err := b.snapshot(func(string) bool { return false }) // counters of all packets suffice
+	noService := func(string) bool { return false } // the counters of the whole data path suffice
+	snapshot, err := b.snapshot(noService)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +92,7 @@ func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 
 type selfChange struct{ Body SelfChange }
 
+// changeSelf drains the balancer or undrains it, and returns the state after that.
 func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[SelfState], error) {
 	if b.Speaker == nil {
 		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +
@@ -97,7 +101,7 @@ func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[Self
 	if r.Body.UntilRestart && !r.Body.Drained {
 		return nil, huma.Error422UnprocessableEntity("until_restart is of a drain: an undrain has no end")
 	}
-	// If the state cannot be read, this is refused before anything has changed.
+	// If the state cannot be read, the request must fail before it changes anything.
 	if _, err := b.selfState(ctx); err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}

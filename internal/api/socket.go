@@ -23,8 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/rundir"
 )
 
-// requestTimeout bounds the time of a request. A reload takes at most two seconds and the time to
-// build tables.
+// requestTimeout is how long a request may take. A reload takes two seconds at most, and the time
+// to build tables.
 const requestTimeout = time.Minute
 
 // Socket serves the API of a balancer or an agent.
@@ -33,9 +33,9 @@ type Socket struct {
 	listener net.Listener
 }
 
-// Listen opens the socket of an instance. Members of the group may use it; without a group, those
-// of the group of the process. Listen returns an error if there is no such group, or if the socket
-// cannot be opened. A caller that never calls Run must call Close.
+// Listen opens the socket of an instance. Members of the group may use the socket. If group is
+// empty, it is the group of the process. Listen returns an error if there is no such group, or if
+// the socket cannot be opened. A caller that never calls Run must call Close.
 func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
 	path := rundir.SocketFile(instance)
 	listener, err := listenAt(path, group)
@@ -45,8 +45,8 @@ func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
 	return &Socket{log: log, listener: listener}, nil
 }
 
-// listenAt opens a socket. The caller holds the lock of the instance, so a socket that is there is
-// that of a process that was killed.
+// listenAt opens a socket. The caller holds the lock of the instance. So if there is a socket
+// already, a process that was killed has left it, and listenAt removes it.
 func listenAt(path, group string) (net.Listener, error) {
 	id, err := groupID(group)
 	if err != nil {
@@ -55,8 +55,8 @@ func listenAt(path, group string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	// Nobody else may use the socket before its group is set. Files that other goroutines make at
-	// this moment are restricted, too.
+	// Nobody else may use the socket before its group is set. The umask holds for the whole process:
+	// files that other goroutines make at this moment are restricted, too.
 	before := unix.Umask(0o177)
 	listener, err := net.Listen("unix", path)
 	unix.Umask(before)
@@ -73,6 +73,7 @@ func listenAt(path, group string) (net.Listener, error) {
 	return listener, nil
 }
 
+// groupID returns the ID of a group, or that of the group of the process if the name is empty.
 func groupID(name string) (int, error) {
 	if name == "" {
 		return os.Getegid(), nil
@@ -103,12 +104,13 @@ func (s *Socket) Run(ctx context.Context, handler http.Handler) error {
 	return nil
 }
 
-// withPeer notes the user at the other end of a connection, who makes the changes that come by it.
+// withPeer returns a context in which the user at the other end of a connection is the actor of
+// changes.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
 	return events.WithActor(ctx, sync.OnceValue(func() string { return peerOf(c) }))
 }
 
-// peerOf names the user at the other end of a connection. It is empty if that cannot be found out.
+// peerOf returns the user at the other end of a connection. It is empty if the user is unknown.
 func peerOf(c net.Conn) string {
 	socket, ok := c.(syscall.Conn)
 	if !ok {

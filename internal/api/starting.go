@@ -13,19 +13,20 @@ import (
 	"github.com/segue-lb/segue/internal/store"
 )
 
-// Starting is the handler of a balancer that may not have started yet. Until then, it tells whose
-// socket this is, and how the store is, and lets the balancer follow a version of the store that an
-// operator confirms. Other requests wait for the start. While the balancer waits for the store, which
-// may last for ever, they are refused.
+// Starting is the handler of a balancer that may not have started yet. Before the start, it answers
+// only requests for the instance and the store, and lets an operator confirm a version of the
+// store. Other requests wait for the start. While the balancer waits for the store, Starting
+// refuses them: this can last for ever.
 type Starting struct {
 	control *control.Balancer
 	api     huma.API
 	early   http.Handler
 	started chan struct{}
-	full    http.Handler // when the channel is closed
+	full    http.Handler // set before the channel is closed
 }
 
-// NewStarting returns the handler of a balancer that has joined its fleet, if it has one.
+// NewStarting returns the handler of a balancer. If the balancer has a fleet, it must have joined
+// it.
 func NewStarting(c *control.Balancer) *Starting {
 	s := &Starting{control: c, started: make(chan struct{})}
 	s.api, s.early = newAPI(balancerTitle)
@@ -66,8 +67,8 @@ func (s *Starting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// waitsFor tells why the balancer has no services from the store yet. It is empty if it has them, or
-// needs none.
+// waitsFor tells why the balancer has no services from the store yet. It is empty if the balancer
+// has services, or has no store.
 func (s *Starting) waitsFor() string {
 	fleet := s.control.Fleet()
 	if fleet == nil {

@@ -27,20 +27,23 @@ type Store struct {
 	Unsaved     string `json:"unsaved,omitempty" doc:"why the balancer could not write its own file"`
 }
 
-// StoreOf describes a condition.
+// StoreOf returns the condition in the form of the API.
 func StoreOf(s store.Status) Store {
 	state := Store{
 		Reachable: s.Reachable, Since: s.Since, Problem: s.Problem, FromCache: s.FromCache, Held: s.Held,
 		Leader: s.Leader, Unsaved: s.Unsaved,
 	}
-	for text, version := range map[*string]store.Version{
-		&state.Newest: s.Newest, &state.Follows: s.Follows, &state.Confirmable: s.Confirmable,
-	} {
-		if version != (store.Version{}) {
-			*text = version.String()
-		}
-	}
+	state.Newest, state.Follows = textOfVersion(s.Newest), textOfVersion(s.Follows)
+	state.Confirmable = textOfVersion(s.Confirmable)
 	return state
+}
+
+// textOfVersion returns the text of a version. It is empty for the zero value.
+func textOfVersion(v store.Version) string {
+	if v == (store.Version{}) {
+		return ""
+	}
+	return v.String()
 }
 
 const (
@@ -48,7 +51,7 @@ const (
 	confirmPath = storePath + "/confirm"
 )
 
-// registerStore adds the operations of balancers with a store.
+// registerStore adds the operations on the store.
 func (b *balancerAPI) registerStore(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "get-store", Method: http.MethodGet, Path: storePath,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api is the interface by which programs and the commands of segue change a running balancer
-// or agent and look at it: HTTP with JSON on a Unix socket. The types here define the document in
-// OpenAPI 3.1 that the socket serves at /openapi.json, and against which requests are checked.
+// Package api is the interface of a running balancer or agent: HTTP with JSON on a Unix socket.
+// Programs and the commands of segue observe and change the process by it. The types here define an
+// OpenAPI 3.1 document. The socket serves it at /openapi.json, and requests are checked against it.
 package api
 
 import (
@@ -52,8 +52,8 @@ type Edit struct {
 	Reset bool `json:"reset,omitempty" doc:"remove the overrides of the service and its servers, or of the server"`
 }
 
-// UnmarshalJSON refuses a field that is null. The library takes null for a missing field: an edit whose
-// server is null would be about the whole service.
+// UnmarshalJSON refuses a field that is null. The library takes null for a missing field: an edit
+// whose server is null would be about the whole service.
 func (e *Edit) UnmarshalJSON(text []byte) error {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {
@@ -68,23 +68,25 @@ func (e *Edit) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*plain)(e))
 }
 
-// TransformSchema says that an edit does exactly one thing. A tag cannot say so.
+// TransformSchema adds to the schema that an edit has exactly one of the four actions. No tag of a
+// field can say so.
 func (*Edit) TransformSchema(_ huma.Registry, s *huma.Schema) *huma.Schema {
 	one := 1
-	patch := &huma.Schema{Type: huma.TypeObject, MinProperties: &one, AdditionalProperties: true}
-	yes := &huma.Schema{Type: huma.TypeBoolean, Enum: []any{true}}
 	fields := &huma.Schema{Type: huma.TypeObject, AdditionalProperties: true}
+	patch := &huma.Schema{Type: huma.TypeObject, MinProperties: &one, AdditionalProperties: true}
+	yes := &huma.Schema{Type: huma.TypeBoolean, Enum: []any{true}} // false would be no action
 	for _, action := range []struct {
 		name  string
 		value *huma.Schema
 	}{{"add", fields}, {"set", patch}, {"remove", yes}, {"reset", yes}} {
-		does := &huma.Schema{
+		hasAction := &huma.Schema{
 			Type: huma.TypeObject, Required: []string{action.name},
 			Properties: map[string]*huma.Schema{action.name: action.value}, AdditionalProperties: true,
 		}
+		// The library does this only for schemas that it has made.
 		action.value.PrecomputeMessages()
-		does.PrecomputeMessages()
-		s.OneOf = append(s.OneOf, does)
+		hasAction.PrecomputeMessages()
+		s.OneOf = append(s.OneOf, hasAction)
 	}
 	return s
 }
@@ -143,7 +145,7 @@ type Server struct {
 	Flows     *Flows `json:"flows,omitempty" doc:"missing: the service has no flow table, or no flows were counted yet"`
 }
 
-// Flows are the flows of a server that an entry of the flow table names.
+// Flows are the numbers of flows in the flow table that name a server.
 type Flows struct {
 	Live    uint64  `json:"live" doc:"new, established, silent and half-open"`
 	Closing uint64  `json:"closing" doc:"the client or the server has ended them"`

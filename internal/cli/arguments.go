@@ -19,8 +19,9 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// Arguments requires the named arguments. Its error names the missing ones. The last name may be in
-// brackets if it is optional, and end in "..." if there may be several.
+// Arguments returns a check that a command has the named arguments. Its error names the missing
+// ones. A last name in brackets is optional. If the last name ends in "...", the argument may occur
+// several times.
 func Arguments(names ...string) cobra.PositionalArgs {
 	required, most := len(names), len(names)
 	if most > 0 {
@@ -44,17 +45,22 @@ func Arguments(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// tooMany returns the error about an unexpected argument.
+// tooMany returns the error about an unexpected argument. If the command has subcommands, the user
+// probably meant one of these.
 func tooMany(cmd *cobra.Command, arg string) error {
 	names, place := subcommands(cmd), CommandName(cmd)+": "
+	if cmd == cmd.Root() {
+		place = ""
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%sunexpected argument %q", place, arg)
+	}
 	advice := "the commands are " + strings.Join(names, ", ")
 	if cmd == cmd.Root() {
-		place, advice = "", cmd.Name()+" --help lists the commands"
+		advice = cmd.Name() + " --help lists the commands"
 	}
 	if near := wording.Nearest(arg, names...); near != "" {
 		advice = fmt.Sprintf("did you mean %s?", near)
-	} else if len(names) == 0 {
-		return fmt.Errorf("%sunexpected argument %q", place, arg)
 	}
 	return fmt.Errorf("%sunknown command %q: %s", place, arg, advice)
 }
@@ -69,8 +75,9 @@ func subcommands(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// completeGroups makes the commands below cmd that only group others show their help, and refuse unknown
-// commands. The library would show the help for these, too, and succeed.
+// completeGroups completes cmd and each command below it that only groups other commands. Such a
+// command shows its help, and refuses unknown commands. By default, the library shows the help for
+// an unknown command, too, and succeeds.
 func completeGroups(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		completeGroups(sub)
@@ -82,8 +89,8 @@ func completeGroups(cmd *cobra.Command) {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
-// NoArguments refuses all arguments. Its error names the flag that the user probably meant, as in
-// "segue check -c FILE".
+// NoArguments returns a check that a command has no arguments. Its error names the flag with which
+// the user can give the argument. meant says what the flag names, such as "the file".
 func NoArguments(meant, flag string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -97,13 +104,14 @@ func NoArguments(meant, flag string) cobra.PositionalArgs {
 	}
 }
 
-// CommandName returns the words after the name of the program that call a command.
+// CommandName returns a command as the user types it, without the name of the program, such as
+// "store import".
 func CommandName(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
-// FileFlag is the value of a flag that names a file. The flag can be given only once, because one of two
-// files would have no effect.
+// FileFlag is the value of a flag that names a file. The flag can be given only once, because one
+// of two files would have no effect.
 type FileFlag struct {
 	Name  *string
 	given bool
@@ -120,7 +128,7 @@ func (f *FileFlag) Set(name string) error {
 }
 
 func (f *FileFlag) String() string {
-	if f.Name == nil { // as when the library compares with a default
+	if f.Name == nil { // the library calls String on a zero FileFlag
 		return ""
 	}
 	return *f.Name
@@ -131,7 +139,7 @@ func (f *FileFlag) Type() string { return "string" }
 // StandardInput is the name of standard input where a command reads a file once.
 const StandardInput = "-"
 
-// ReadInput returns the content of a file or of standard input, and the name of it in messages.
+// ReadInput returns the content of a file or of standard input, and its name for messages.
 func ReadInput(in io.Reader, file string) (content []byte, name string, err error) {
 	if file != StandardInput {
 		content, err = os.ReadFile(file)
@@ -146,7 +154,7 @@ func JSONFlag(cmd *cobra.Command, asJSON *bool) {
 	cmd.Flags().BoolVar(asJSON, "json", false, "print JSON")
 }
 
-// valueForms describe the valid values of flags, by type.
+// valueForms describe the valid values of flags, by the type of the flag.
 var valueForms = map[string]string{
 	"bool":        "true or false",
 	"duration":    "a duration with a unit, such as 500ms, 30s or 2h",
@@ -161,8 +169,9 @@ var valueForms = map[string]string{
 	"version":     "a version, as a dry run shows it",
 }
 
-// describeFlagError says what the value of a flag must be, where the library would quote Go's own
-// errors. For an unknown flag it names the nearest one, or the command that lists the flags.
+// describeFlagError returns a better error than the library's about a flag. For an invalid value it
+// says what the value must be: the library quotes an error of Go. For an unknown flag it names a
+// flag with a similar name, or the command that lists the flags.
 func describeFlagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
@@ -182,8 +191,8 @@ func describeFlagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), problem)
 }
 
-// adviseFlag returns advice about an unknown flag of a command. About a flag of earlier releases, an
-// annotation of the command says what replaces the flag.
+// adviseFlag returns advice about an unknown flag of a command. If an earlier release had the flag,
+// an annotation of the command says what replaces it.
 func adviseFlag(cmd *cobra.Command, name string) string {
 	if replaced := cmd.Annotations["--"+name]; replaced != "" {
 		return replaced

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is what the command lines of all programs have in common: how they name missing and
-// unexpected arguments, their help, exit codes, man pages and version.
+// Package cli contains what the command lines of all programs have in common: errors about
+// arguments and flags, help, exit codes, man pages and the version.
 package cli
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// Main runs a program until it ends, or until SIGINT or SIGTERM ends the context of its commands. It
-// does not return if there is an error: then it prints the error and exits.
+// Main runs a program. SIGINT and SIGTERM end the context of its command. If the command returns an
+// error, Main prints the error and exits.
 func Main(root *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := root.ExecuteContext(ctx)
@@ -52,8 +52,8 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// NewRoot returns the command of a program. Commands write to cmd.OutOrStdout, so that tests run them
-// in-process. Complete has to follow when the program has all its commands.
+// NewRoot returns the command of a program, without subcommands. When the program has added them,
+// it must call Complete. Commands must write to cmd.OutOrStdout: tests read their output there.
 func NewRoot(name, short string) *cobra.Command {
 	root := &cobra.Command{
 		Use:           name,
@@ -74,15 +74,16 @@ func Complete(root *cobra.Command) {
 	completeGroups(root)
 }
 
-// withoutBareUse changes the library's template of the help: a command that groups others has no line of
-// use that only repeats its name.
+// withoutBareUse changes the library's template of the help. A command that groups others is
+// runnable, because it shows its help. Its usage would have a line with only its name:
+// withoutBareUse removes this line.
 func withoutBareUse(template string) string {
 	return strings.Replace(template, "{{if .Runnable}}",
 		"{{if and .Runnable (or (not .HasSubCommands) (ne .UseLine .CommandPath))}}", 1)
 }
 
-// addLibraryCommands adds the commands completion and help of the library. Their errors become those of
-// the other commands.
+// addLibraryCommands adds the library's commands completion and help. It makes their errors the
+// same as those of the other commands.
 func addLibraryCommands(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -107,13 +108,15 @@ func showHelp(cmd *cobra.Command, args []string) error {
 	if len(unknown) > 0 {
 		return tooMany(of, unknown[0])
 	}
-	of.InitDefaultHelpFlag() // the help lists these flags
+	// The library adds these flags only when it runs the command, but the help must list them.
+	of.InitDefaultHelpFlag()
 	of.InitDefaultVersionFlag()
 	return of.Help()
 }
 
-// Program returns what the user has to type for one of the programs, such as bin/segue in a checkout. It
-// is the name in another process, such as a test.
+// Program returns what the user has to type to run the program segue or segue-lab. If the user has
+// called the running program with a directory, such as bin/segue, the result has the same
+// directory. If the running program is another one, such as a test, the result is the name alone.
 func Program(name string) string {
 	dir, called := filepath.Split(os.Args[0])
 	if called == "segue" || called == "segue-lab" {

@@ -13,16 +13,17 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// manSection is the section of commands of administrators.
+// manSection is the section of man pages for system administration commands.
 const manSection = "8"
 
 func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIRECTORY",
 		Short: "Write the man pages",
-		Long: `Man writes a man page of each command into a directory, and makes the directory if it does
-not exist. The pages have the date of the environment variable SOURCE_DATE_EPOCH (seconds
-since 1970), or today's date. The Debian package contains them already.`,
+		Long: `Man writes a man page of each command into a directory. It makes the directory if it does
+not exist. The date of the pages is that of the environment variable SOURCE_DATE_EPOCH (seconds
+since 1970). Without the variable, it is today's date. The Debian package contains the pages
+already.`,
 		Args: Arguments("DIRECTORY"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return writeManPages(cmd.Root(), args[0])
@@ -30,11 +31,12 @@ since 1970), or today's date. The Debian package contains them already.`,
 	}
 }
 
+// writeManPages writes a man page of each command into a directory.
 func writeManPages(root *cobra.Command, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	root.DisableAutoGenTag = true // it would be one more date
+	root.DisableAutoGenTag = true // the tag would contain a second date
 	quoteLong(root)
 	err := doc.GenManTreeFromOpts(root, doc.GenManTreeOptions{
 		Header: &doc.GenManHeader{
@@ -49,7 +51,7 @@ func writeManPages(root *cobra.Command, dir string) error {
 }
 
 // quoteLong escapes the descriptions of a command and its subcommands, because package doc reads
-// them as Markdown. Indented paragraphs stay code.
+// them as Markdown. It does not escape indented lines: they are code.
 func quoteLong(cmd *cobra.Command) {
 	lines := strings.Split(cmd.Long, "\n")
 	for i, line := range lines {
@@ -63,7 +65,7 @@ func quoteLong(cmd *cobra.Command) {
 	}
 }
 
-// markdown escapes what has a meaning in Markdown.
+// markdown escapes the characters that have a meaning in Markdown.
 var markdown = strings.NewReplacer(
 	`\`, `\\`, "*", `\*`, "_", `\_`, "`", "\\`", "[", `\[`, "]", `\]`, "<", `\<`, ">", `\>`, "#", `\#`,
 )

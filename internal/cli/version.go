@@ -11,15 +11,16 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// newVersion returns the command that shows the build of the program of that name.
+// newVersion returns the command that shows the build of the program with this name.
 func newVersion(name string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Show which build of " + name + " this is",
-		Long: `Version prints the version, the commit, the Go toolchain of this build, and the
-version of the candidate tables. (The flag --version of the program prints only the first of these.)
-Balancers that share a service must have the same version of candidate tables:
-balancers of different versions place connections on different servers.
+		Long: `Version prints the version, the commit and the Go toolchain of this build, and the version
+of the candidate tables. The flag --version prints only the version of the build.
+
+Balancers that share a service must have the same version of candidate tables. With different
+versions, they place connections on different servers.
 
 --json prints an object with the keys version, commit, time (of the commit), modified
 (files were changed after the commit), go, platform and tables (the version of the

@@ -13,23 +13,25 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// The bounds of a YAML document. A node is a key, a value, a list or a mapping. A process that reads
-// a document may be exempt from the kernel's choice of processes to kill, so a short text must not
-// stand for a document that takes all memory. The greatest configuration has 65,535 servers. Each has
-// at most 21 nodes, as an override that adds it with all fields.
+// The bounds of a YAML document. A node is a key, a value, a list or a mapping. By aliases, a short
+// text can stand for a document that takes all memory. The kernel may be configured not to kill the
+// process that reads the document, so such a document must be refused. The greatest configuration
+// has 65,535 servers. A server has at most 21 nodes: an override that adds it with all fields.
 const (
-	MostBytes = 32 << 20 // of the text, and of all values, counting those that aliases stand for
+	MostBytes = 32 << 20 // of the text, and of all values with aliases expanded
 	mostNodes = 1_500_000
 	mostDepth = 100
-	// mostSeparators bounds the characters that separate nodes, comments included.
+	// mostSeparators is the greatest number of characters that separate nodes, also in comments.
 	mostSeparators = 2_000_000
-	// A byte of the text may stand for this many nodes: aliases give 400 services the same 160 servers,
-	// and not ten kilobytes a million nodes. A small file may have fewNodes in any case.
+	// A byte of the text may stand for mostNodesOfByte nodes. That suffices for 400 services whose
+	// aliases stand for the same 160 servers. It does not permit a million nodes in ten kilobytes. A
+	// small file may have fewNodes.
 	mostNodesOfByte, fewNodes = 20, 100_000
-	// mostErrors bounds the errors that are listed: each is longer than the node that it is about.
+	// mostErrors is the greatest number of errors that are listed. An error is longer than the node
+	// that it is about.
 	mostErrors = 1000
-	// mostElements bounds a list. The element of a list can be an empty mapping, which takes three
-	// bytes, and its struct a thousand.
+	// mostElements is the greatest length of a list. An element can be an empty mapping, which takes
+	// three bytes of text and a thousand bytes of memory.
 	mostElements = 100_000
 )
 
@@ -51,9 +53,10 @@ func loadNodes(data []byte) (*yaml.Node, *fieldpath.Error) {
 	return &root, nil
 }
 
-// checkText bounds what the parser makes of a text. It counts the characters that separate nodes: a
-// document has at most about twice as many nodes. The time of the parser is quadratic in the number of
-// directives, and no file needs more than one.
+// checkText returns an error if the parser could need too much memory or time for a text. It counts
+// the characters that separate nodes: a document has at most about twice as many nodes. It also
+// counts directives, because the parser's time grows with the square of their number. No file needs
+// more than one.
 func checkText(data []byte) *fieldpath.Error {
 	if len(data) > MostBytes {
 		return &fieldpath.Error{Problem: fmt.Sprintf("the file has %d bytes; at most %d are read", len(data), MostBytes)}
@@ -64,11 +67,11 @@ func checkText(data []byte) *fieldpath.Error {
 		switch c {
 		case '\n', '\r', ',', '[', '{':
 			separators++
-		case ':', '-', '?':
+		case ':', '-', '?': // they separate nodes only before a space or a quote
 			if i+1 == len(data) || bytes.IndexByte([]byte(" \t\r\n\"'"), data[i+1]) >= 0 {
 				separators++
 			}
-		case '%':
+		case '%': // at the beginning of a line
 			if i == 0 || data[i-1] == '\n' || data[i-1] == '\r' {
 				directives++
 			}
@@ -97,13 +100,13 @@ type extent struct{ nodes, bytes, depth int }
 // bounds measures a document.
 type bounds struct {
 	mostNodes int
-	anchors   map[*yaml.Node]*extent // nil: the node has begun, and has not ended
-	total     extent
+	anchors   map[*yaml.Node]*extent // of nodes with an anchor; nil: the node is being measured
+	total     extent                 // of the nodes so far; its depth is not used
 }
 
 // checkBounds returns an error about the node at which a document exceeds the bounds, or about an
-// alias that stands for a value that contains the alias. It expands nothing: the time is linear in
-// the length of the text, which it gets in bytes.
+// alias that stands for a value that contains the alias. length is the length of the text in bytes.
+// checkBounds expands no alias, so its time is linear in the length of the text.
 func checkBounds(root *yaml.Node, length int) *fieldpath.Error {
 	b := bounds{
 		mostNodes: min(max(fewNodes, length*mostNodesOfByte), mostNodes), anchors: map[*yaml.Node]*extent{},
@@ -116,7 +119,7 @@ func checkBounds(root *yaml.Node, length int) *fieldpath.Error {
 func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *fieldpath.Error) {
 	if node.Kind == yaml.AliasNode {
 		of, isKnown := b.anchors[node.Alias]
-		if isKnown && of == nil {
+		if isKnown && of == nil { // the alias is in the node for which it stands
 			return 0, &fieldpath.Error{Line: node.Line, Problem: fmt.Sprintf(
 				"the alias *%s stands for a value that contains the alias", node.Value)}
 		}
@@ -148,7 +151,7 @@ func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *fieldpat
 	return deepest, nil
 }
 
-// exceeded returns an error if the document exceeds a bound at a node.
+// exceeded returns an error about a node if the document exceeds a bound with it.
 func (b *bounds) exceeded(node *yaml.Node, depth int) *fieldpath.Error {
 	problem := ""
 	switch {
@@ -157,7 +160,7 @@ func (b *bounds) exceeded(node *yaml.Node, depth int) *fieldpath.Error {
 	case b.total.bytes > MostBytes:
 		problem = fmt.Sprintf("the values of the file have more than %d bytes, where an alias counts as "+
 			"all that it stands for", MostBytes)
-	case depth > mostDepth+1: // the document is no level
+	case depth > mostDepth+1: // the document is at depth 0, and does not count as a level
 		problem = fmt.Sprintf("more than %d levels of lists and mappings, where an alias counts as all "+
 			"that it stands for", mostDepth)
 	default:

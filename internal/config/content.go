@@ -9,17 +9,16 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Content is what the store of a fleet has, as a file: the section services of a configuration
-// file, and the section overrides of a file of overrides.
+// Content is the content of a fleet's store as a file. The file has the section services of a
+// configuration file, and the section overrides of a file of overrides.
 type Content struct {
 	Services  []desired.Fields   `yaml:"services"`
 	Overrides []desired.Override `yaml:"overrides,omitempty"`
 }
 
-// ParseContent reads the services of a file for the store of a balancer, and overrides if the file
-// has any. The file may be a configuration file: its other sections have no effect. ParseContent
-// checks the rules of the services as they would hold for the balancer. The error is of type
-// fieldpath.Errors.
+// ParseContent reads the services, and the overrides if there are any, of a file for the store of a
+// balancer. The file may be a configuration file: its other sections have no effect. ParseContent
+// checks that the balancer f can follow the services. The error is of type fieldpath.Errors.
 func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
@@ -27,6 +26,7 @@ func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, er
 	}
 	top := resolved(root.Content[0])
 	overrides := child(top, "overrides")
+	// Check the services as part of the balancer's own file.
 	top = with(top, "overrides", nil)
 	for _, s := range sectionsOf(f.File) {
 		top = with(top, s.name, child(resolved(f.root.Content[0]), s.name))

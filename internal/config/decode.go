@@ -20,19 +20,20 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// document holds the fields of a file with their lines, and the errors and warnings found so far.
-// The library's own decoder names only Go types and lines. This one reports every error with the
-// path of its field, and so can the rules that follow.
+// document decodes a file. It has the fields of the file with their lines, and the errors and
+// warnings found so far. Errors have the path of their field: those of decoding and those of the
+// rules that are checked afterwards. The errors of the library's own decoder name only lines and
+// types of Go.
 type document struct {
 	fields   map[string]place            // by path, without fields that are null or empty
 	lacking  map[string]bool             // the paths of sections with a field that could not be decoded
-	bounds   map[string]fieldpath.Bounds // by path, of fields with a range tag
+	bounds   map[string]fieldpath.Bounds // by path, for fields with a range tag
 	problems fieldpath.Errors
 	warnings fieldpath.Errors
-	isFile   bool                           // the lines are those of a file, and not of several
+	isFile   bool                           // all lines are lines of one file
 	before   *decoded                       // services that were decoded before; nil: none
-	servers  map[*yaml.Node]*desired.Server // likewise, of the service that is being decoded
-	reused   map[string]bool                // paths of those that were reused
+	servers  map[*yaml.Node]*desired.Server // servers that were decoded before, of the present service
+	reused   map[string]bool                // the paths of services and servers that were reused
 }
 
 // place is where a document holds a value.
@@ -42,12 +43,14 @@ type place struct {
 	bad  bool   // it could not be decoded, and is reported already
 }
 
-// Decode reads the only YAML document in data into the struct that into points to. Its fields must
-// have types that the files of this package use. Fields that are not in data keep their values.
-// Then Decode collects the errors that rules returns. If there are no errors at all, it also
-// collects those of further, which may be consequences of others. It finds the line of an error by
-// its path, unless the error has a line. It omits errors about fields that could not be decoded,
-// wholly or in part. The error is of type fieldpath.Errors.
+// Decode reads the only YAML document in data into the struct that into points to. The fields of
+// the struct must have types that the files of this package use. Fields that data does not have
+// keep their values.
+//
+// Then Decode collects the errors that rules returns. If there are no errors so far, it also
+// collects those of further: they could be consequences of other errors. If an error has no line,
+// Decode finds the line by the path. It omits errors about a field if the field, or a part of it,
+// could not be decoded. The error is of type fieldpath.Errors.
 func Decode(data []byte, into any, rules func() fieldpath.Errors, further ...func() fieldpath.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
@@ -70,8 +73,8 @@ func (d *document) check(rules func() fieldpath.Errors) {
 	}
 }
 
-// describe returns the names and the line of a field in parentheses, such as " (server web/s1, line 12)".
-// It returns nothing for an empty path, or if nothing more is known than the path.
+// describe returns the service or server of a field, and its line, in parentheses, such as
+// " (server web/s1, line 12)". It returns an empty text for an empty path, or if neither is known.
 func (d *document) describe(path string) string {
 	if path == "" {
 		return ""
@@ -86,7 +89,7 @@ func (d *document) describe(path string) string {
 		}
 		parts = append(parts, what+" "+name)
 	}
-	for !d.has(path) && path != "" { // a default
+	for !d.has(path) && path != "" { // the file lacks a field with a default: take the line of its section
 		path = fieldpath.Parent(path)
 	}
 	if line := d.fields[path].line; line > 0 && d.isFile {
@@ -117,7 +120,7 @@ func decodeDocument(root *yaml.Node, into any) *document {
 	return d
 }
 
-// root decodes the document of which root is the node.
+// root decodes a document. root is the node of the document.
 func (d *document) root(root *yaml.Node, into any) {
 	d.isFile = root.Line > 0
 	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
@@ -140,7 +143,7 @@ func Document(data []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// parse is Document with another type of error. No other function reads YAML.
+// parse is Document with another type of error. All YAML is read by this function.
 func parse(data []byte) (*yaml.Node, *fieldpath.Error) {
 	root, problem := loadNodes(data)
 	if problem == nil {
@@ -152,6 +155,7 @@ func parse(data []byte) (*yaml.Node, *fieldpath.Error) {
 	return root, nil
 }
 
+// syntaxError returns an error of YAML's reader in terms of the file.
 func syntaxError(data []byte, err error) *fieldpath.Error {
 	problem := fieldpath.Error{Problem: err.Error()}
 	var load *yaml.LoadError
@@ -163,7 +167,8 @@ func syntaxError(data []byte, err error) *fieldpath.Error {
 	case "no documents in stream":
 		problem.Problem = "the file is empty; it must hold one YAML document"
 	case "expected single document, found multiple":
-		problem.Line, problem.Problem = secondDocument(data), "a second YAML document begins here; the file must hold one"
+		problem.Line = secondDocument(data)
+		problem.Problem = "a second YAML document begins here; the file must hold one"
 	default:
 		problem.Problem = describeSyntax(message, load)
 		if line, mistake := findMistake(data, problem.Line); mistake != "" {
@@ -192,8 +197,8 @@ func (d *document) bad(path string) bool {
 	}
 }
 
-// failf reports an error about a field. It does nothing if the field could not be decoded, wholly
-// or in part, because that error is reported already.
+// failf reports an error about a field. It does nothing if the field, or a part of it, could not be
+// decoded: this error is reported already.
 func (d *document) failf(path, format string, args ...any) {
 	if d.bad(path) || d.lacking[path] {
 		return
@@ -201,7 +206,7 @@ func (d *document) failf(path, format string, args ...any) {
 	d.report(path, fmt.Sprintf(format, args...))
 }
 
-// warnf adds a warning about a field that was decoded, or that is missing. The file stays valid.
+// warnf adds a warning about a field, which may be missing.
 func (d *document) warnf(path, format string, args ...any) {
 	d.warnings = append(d.warnings, d.at(path, fmt.Sprintf(format, args...)))
 }
@@ -221,7 +226,8 @@ func (d *document) report(path, problem string) {
 	d.add(d.at(path, problem))
 }
 
-// at makes an error with the line of the field or, if the field is missing, of its section.
+// at returns an error with the line of the field or, if the field is missing, of its section. It
+// never shows the value of the seed, which is a secret.
 func (d *document) at(path, problem string) *fieldpath.Error {
 	at := path
 	for !d.has(at) && at != "" {
@@ -251,14 +257,15 @@ func (d *document) add(problem *fieldpath.Error) {
 	}
 }
 
-// Variant is a field whose parts depend on a name. The file has either the name alone, or a mapping
-// of the name to the parts.
+// Variant is a field with one of several names, each with fields of its own. The file has either
+// the name alone, or a mapping of the name to its fields.
 type Variant interface {
-	// Choose returns a pointer to the struct for the parts, or an error that lists the valid names.
+	// Choose returns a pointer to the struct for the fields of a name. For an invalid name, it returns
+	// an error that lists the valid names.
 	Choose(name string) (any, error)
 }
 
-// value decodes one node.
+// value decodes a node into a field, and reports errors. A null leaves the field as it is.
 func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	line := node.Line
 	for node.Kind == yaml.AliasNode {
@@ -317,7 +324,8 @@ func (d *document) variant(path string, node *yaml.Node, v Variant) {
 	}
 }
 
-// isAddress tells whether a value is an IP address or prefix. An empty text then means no value.
+// isAddress tells whether a value is an IP address or prefix. For these, an empty text means no
+// value.
 func isAddress(v reflect.Value) bool {
 	switch v.Interface().(type) {
 	case netip.Addr, netip.Prefix:
@@ -335,7 +343,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	}
 	known, fields := fieldsOfType(into.Type())
 	absent := sync.OnceValue(func() []string { return missing(known, node) })
-	seen := make(map[string]int)
+	seen := make(map[string]int) // the lines of the fields so far
 	for i := 0; i < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
 		f, ok := fields[key.Value]
@@ -343,7 +351,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		first, duplicate := seen[key.Value]
 		switch {
 		case key.Kind != yaml.ScalarNode:
-			// A list or a mapping, which YAML marks with a question mark.
+			// The key is a list or a mapping. Before such a key, YAML has a question mark.
 			d.reportAt(key.Line, fieldpath.Child(path, "?"), "", "a field name must be a plain word")
 		case key.Tag == "!!merge":
 			d.reportAt(key.Line, fieldpath.Child(path, fieldpath.Quote(key.Value)), "", noMergeKeys)
@@ -362,8 +370,9 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	}
 }
 
-// unknownField reports a field that the mapping at a path cannot have. If the name is nearly that of a
-// missing field, the errors about this field would be consequences.
+// unknownField reports a field that the mapping at a path cannot have. If the name is nearly that
+// of a missing field, further errors about the missing field would be consequences, and are not
+// reported.
 func (d *document) unknownField(path string, key *yaml.Node, missing, known []string) {
 	problem, meant := describeUnknown(key.Value, missing, known)
 	d.reportAt(key.Line, fieldpath.Child(path, plain(key.Value)), "", problem)
@@ -384,8 +393,11 @@ type structFields struct {
 	byName map[string]reflect.StructField
 }
 
-var fieldsOfTypes sync.Map // structFields by reflect.Type; a file has thousands of servers
+// fieldsOfTypes has the structFields of each reflect.Type that was decoded. A file can have
+// thousands of servers, so they are found only once.
+var fieldsOfTypes sync.Map
 
+// fieldsOfType returns the names of a struct's fields in files, and the fields by these names.
 func fieldsOfType(t reflect.Type) (names []string, byName map[string]reflect.StructField) {
 	if known, ok := fieldsOfTypes.Load(t); ok {
 		all := known.(structFields)
@@ -404,7 +416,7 @@ func fieldsOfType(t reflect.Type) (names []string, byName map[string]reflect.Str
 	return names, byName
 }
 
-// plain quotes a name if it would make its path ambiguous.
+// plain returns a name for a path. It quotes a name that would make the path ambiguous.
 func plain(name string) string {
 	if fieldpath.IsPlain(name) {
 		return name
@@ -412,6 +424,7 @@ func plain(name string) string {
 	return fieldpath.Quote(name)
 }
 
+// list decodes a list.
 func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	if node.Kind != yaml.SequenceNode {
 		d.badf(path, "must be a list")
@@ -439,20 +452,21 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	}
 }
 
-// anyFields decodes fields whose names are not known here (desired.Fields).
+// anyFields decodes fields of any names (desired.Fields).
 func (d *document) anyFields(path string, node *yaml.Node, into reflect.Value) {
 	if node.Kind != yaml.MappingNode {
 		d.badf(path, "must be a mapping of field names to values")
 		return
 	}
 	before := len(d.problems)
-	if d.checkTree(path, node); len(d.problems) == before {
+	d.checkTree(path, node)
+	if isValid := len(d.problems) == before; isValid {
 		into.Set(reflect.ValueOf(desired.Fields(treeOf(node).(map[string]any))))
 	}
 }
 
-// setScalar parses text into a value of one of the types that configurations use. It returns the
-// error about the text, or an empty string.
+// setScalar parses a text into a field of one of the types that configurations use. If the text is
+// not valid, it returns what it must be.
 func (d *document) setScalar(path, text string, into reflect.Value) (problem string) {
 	var err error
 	switch v := into.Addr().Interface().(type) {
@@ -484,8 +498,8 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 	return ""
 }
 
-// setBasic is setScalar for Go's own types. A string takes the text of any scalar as written, so
-// names such as 1 and no need no quotes.
+// setBasic is setScalar for the basic types of Go. A string gets the text as written, so names such
+// as 1 and no need no quotes.
 func (d *document) setBasic(path, text string, into reflect.Value) (problem string) {
 	limits, limited := d.bounds[path]
 	switch {
@@ -498,7 +512,7 @@ func (d *document) setBasic(path, text string, into reflect.Value) (problem stri
 		into.SetBool(text == "true")
 	case into.CanUint():
 		if !limited {
-			limits = fieldpath.Bounds{High: math.MaxUint64 >> (64 - into.Type().Bits())}
+			limits = fieldpath.Bounds{High: math.MaxUint64 >> (64 - into.Type().Bits())} // those of the type
 		}
 		number, err := parseUint(text, into.Type().Bits())
 		if err != nil || !limits.ContainNumber(number) {
@@ -526,9 +540,9 @@ func (d *document) setBasic(path, text string, into reflect.Value) (problem stri
 	return ""
 }
 
-// parseUint parses decimal numbers and, with their prefixes, hexadecimal, octal and binary ones.
-// Underscores may group digits. It refuses a leading zero, which means octal in YAML 1.1 and
-// decimal in YAML 1.2.
+// parseUint parses a decimal number, or one with the prefix 0x, 0o or 0b. Underscores may group
+// digits. It refuses other numbers with a leading zero: they are octal in YAML 1.1 and decimal in
+// YAML 1.2.
 func parseUint(text string, bits int) (uint64, error) {
 	if len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9' {
 		return 0, strconv.ErrSyntax
@@ -536,7 +550,8 @@ func parseUint(text string, bits int) (uint64, error) {
 	return strconv.ParseUint(text, 0, bits)
 }
 
-// parseInt is parseUint for numbers that may be negative. Rules then refuse them with their range.
+// parseInt is parseUint for numbers that may be negative. It accepts negative numbers even for
+// fields that must not have them: the error then names the range of the field.
 func parseInt(text string, bits int) (int64, error) {
 	digits, negative := strings.CutPrefix(text, "-")
 	number, err := parseUint(digits, bits-1)

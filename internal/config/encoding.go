@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// checkEncoding returns an error unless a file is text in UTF-8, which may begin with a byte order mark.
-// YAML's reader tells neither the line nor the encoding.
+// checkEncoding returns an error if a file is not text in UTF-8. A byte order mark at its beginning
+// is right. The error names the encoding and the line, which those of YAML's reader do not.
 func checkEncoding(data []byte) *fieldpath.Error {
 	at := func(i int, format string, args ...any) *fieldpath.Error {
 		return &fieldpath.Error{Line: 1 + bytes.Count(data[:i], []byte("\n")), Problem: fmt.Sprintf(format, args...)}
@@ -35,25 +35,32 @@ func checkEncoding(data []byte) *fieldpath.Error {
 	return nil
 }
 
-// otherEncoding returns the name of another encoding of Unicode. Without a byte order mark, every second
-// byte of an ASCII character is zero. An empty name: there is no sign of another one.
+// otherEncoding returns the name of the encoding if a file seems to be in another encoding of
+// Unicode than UTF-8, or an empty text.
 func otherEncoding(data []byte) string {
-	is := func(prefix string) bool { return bytes.HasPrefix(data, []byte(prefix)) }
-	switch {
-	case is("\xff\xfe\x00\x00"), is("\x00\x00\xfe\xff"):
+	begins := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
+	switch { // the byte order marks in both orders
+	case begins("\xff\xfe\x00\x00"), begins("\x00\x00\xfe\xff"):
 		return "UTF-32"
-	case is("\xff\xfe"), is("\xfe\xff"):
+	case begins("\xff\xfe"), begins("\xfe\xff"):
 		return "UTF-16"
-	case len(data) >= 4 && (data[0] == 0) != (data[1] == 0) && (data[0] == 0) == (data[2] == 0) &&
-		(data[1] == 0) == (data[3] == 0):
+	}
+	if len(data) < 4 {
+		return ""
+	}
+	// In UTF-16, one of the two bytes of an ASCII character is zero: always the first, or always the
+	// second.
+	isZero := [4]bool{data[0] == 0, data[1] == 0, data[2] == 0, data[3] == 0}
+	if isZero[0] != isZero[1] && isZero[2] == isZero[0] && isZero[3] == isZero[1] {
 		return "UTF-16"
 	}
 	return ""
 }
 
-// secondDocument returns the line at which the second document of a text begins.
+// secondDocument returns the line at which the second document of a text begins. The mark "---"
+// begins a document, and "..." ends one.
 func secondDocument(data []byte) int {
-	began, ended := false, false
+	began, ended := false, false // the first document
 	number := 0
 	for line := range bytes.Lines(data) {
 		number++
@@ -66,7 +73,8 @@ func secondDocument(data []byte) int {
 			began = true
 		case isMark(line, "..."):
 			ended = began
-		case len(content) == 0 || content[0] == '#' || content[0] == '%' && (!began || ended):
+		case len(content) == 0 || content[0] == '#':
+		case content[0] == '%' && (!began || ended): // a directive, which is outside of documents
 		case ended:
 			return number
 		default:

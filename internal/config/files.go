@@ -19,28 +19,29 @@ type State[D any] interface {
 	Serving() desired.Serving
 }
 
-// Files are the contents of a configuration file and of its file of overrides, and the desired state
-// that follows from both.
+// Files are the contents of a configuration file and of its file of overrides, and the desired
+// state that follows from both.
 type Files[D State[D]] struct {
 	Text      []byte             // of the configuration file
-	Overrides []desired.Override // also those without effect
+	Overrides []desired.Override // all that are valid, also those without effect
 	InForce   []desired.Override // those with an effect
-	Stored    []byte             // the text of the overrides; nil: there is no file
-	// Invalid are overrides of the file that are left out, because they break a rule.
+	Stored    []byte             // the text of the file of overrides; nil: there is no such file
+	// Invalid are the overrides that are left out, because they break a rule.
 	Invalid []desired.InvalidOverride
-	Secrets desired.Secrets // of the files that the configuration file names; see ReadSecrets
-	// File is what the configuration file wants, and Desired what the overrides make of it. Both
-	// have all defaults and obey all rules. They can be the same.
+	Secrets desired.Secrets // from the files that the configuration file names; see ReadSecrets
+	// File is the state that follows from the configuration file alone. Desired is the state that
+	// follows from the file with the overrides in force. Both have all defaults and obey all rules.
+	// They can be the same.
 	File, Desired D
-	// warnings of the configuration file
-	warnings fieldpath.Errors
-	// root is the document of the configuration file, with the services of the store if it has one.
+	warnings      fieldpath.Errors // about the configuration file
+	// root is the document of the configuration file. If there is a store, it has the store's
+	// services.
 	root *yaml.Node
-	// nodes returns the nodes of its services and servers, which it finds once.
+	// nodes returns the nodes of the services and servers in root.
 	nodes func() map[target]*yaml.Node
-	// read reads a document (balancerOf, agentOf).
+	// read is balancerOf or agentOf.
 	read func(root *yaml.Node, before *decoded) (state D, warnings, problems fieldpath.Errors)
-	// place is where the overrides are: the path of their file, or a store.
+	// place is where the overrides are, for errors: the path of their file, or storeName.
 	place string
 }
 
@@ -56,7 +57,7 @@ func ParseBalancerFiles(data []byte) (*BalancerFiles, fieldpath.Errors, error) {
 	switch {
 	case err != nil:
 		return nil, nil, err
-	case file.File.Store != nil: // it has the overrides
+	case file.File.Store != nil: // the overrides are in the store
 		return file, unusedOverrides(file.File), nil
 	}
 	changed, warnings := file.withStoredOverrides()
@@ -73,7 +74,8 @@ func ParseAgentFiles(data []byte) (*AgentFiles, fieldpath.Errors, error) {
 	return changed, warnings, nil
 }
 
-// unusedOverrides warns about overrides from the time before a balancer had a store.
+// unusedOverrides warns if a balancer with a store still has a file of overrides. The file is from
+// the time before the balancer had a store.
 func unusedOverrides(b *desired.Balancer) (warnings fieldpath.Errors) {
 	overrides, _, err := readOverrides(b.OverridesFile())
 	if len(overrides) > 0 || err != nil {
@@ -120,12 +122,12 @@ func parseAgentFile(data []byte) (*AgentFiles, error) {
 	}, nil
 }
 
-// storeName is where errors in the services and overrides of a store are.
+// storeName takes the place of a file in errors about the services and overrides of a store.
 const storeName = "store"
 
-// WithStored returns a balancer's files with services and overrides from its store, instead of those
-// in files. Warnings are about both, and so is the error, which is of type fieldpath.Errors. Both name
-// fields as those of WithOverrides do.
+// WithStored returns a balancer's files with the services and overrides of its store. The warnings
+// and the error are about services and overrides, and name fields as those of WithOverrides do. The
+// error is of type fieldpath.Errors.
 func WithStored(
 	f *BalancerFiles, services []desired.Fields, overrides []desired.Override,
 ) (*BalancerFiles, fieldpath.Errors, error) {
@@ -150,9 +152,9 @@ func WithStored(
 	return next, append(stored.warnings.In(storeName), more...), err
 }
 
-// WithOverrides returns the files with other overrides. The text of the overrides is not set.
-// Warnings are about the overrides, and so is the error, which is of type fieldpath.Errors. Both name
-// fields by service and server, such as web/s1.weight.
+// WithOverrides returns the files with other overrides. It does not set Stored. The warnings and
+// the error are about the overrides. They name fields by service and server, such as web/s1.weight.
+// The error is of type fieldpath.Errors.
 func (f *Files[D]) WithOverrides(
 	overrides []desired.Override,
 ) (changed *Files[D], warnings fieldpath.Errors, err error) {
@@ -167,18 +169,20 @@ func (f *Files[D]) WithOverrides(
 	merged, m := merge(f.root, overrides)
 	state, all, problems := f.read(merged, f.decoded())
 	if len(problems) > 0 {
-		state, all, problems = f.read(merged, nil) // with lines and values
+		state, all, problems = f.read(merged, nil) // again, because errors about reused services lack lines
 	}
 	if len(problems) > 0 {
 		return nil, nil, m.translated(problems, merged).In(f.place).OrNil()
 	}
 	next.Desired = state
 	next.InForce, warnings = m.inForce()
+	// The caller has the warnings about the configuration file already.
 	fresh := notAmong(m.translated(all, merged), m.translated(f.warnings, f.root))
 	return &next, append(warnings, fresh...).In(f.place), nil
 }
 
-// decoded returns the services of a balancer's configuration file.
+// decoded returns the decoded services of a balancer's configuration file. For an agent it returns
+// nil.
 func (f *Files[D]) decoded() *decoded {
 	if b, isBalancer := any(f.File).(*desired.Balancer); isBalancer {
 		return decodedOf(f.root, b)
@@ -196,6 +200,7 @@ func (f *Files[D]) refuseServers(overrides []desired.Override) (problems fieldpa
 	return problems
 }
 
+// refuseServer is refuseServers for one override.
 func (f *Files[D]) refuseServer(o *desired.Override) *fieldpath.Error {
 	if _, isAgent := any(f.File).(*desired.Agent); !isAgent || o.Server == "" {
 		return nil
@@ -205,27 +210,29 @@ func (f *Files[D]) refuseServer(o *desired.Override) *fieldpath.Error {
 	}
 }
 
-// notAmong returns the errors or warnings that are not among known ones.
+// notAmong returns the errors or warnings that are not among known ones. Lines do not matter.
 func notAmong(all, known fieldpath.Errors) (fresh fieldpath.Errors) {
-	is := map[string]bool{}
+	isKnown := map[string]bool{}
 	for _, w := range known {
-		is[w.Path+w.Problem] = true
+		isKnown[w.Path+w.Problem] = true
 	}
 	for _, w := range all {
-		if !is[w.Path+w.Problem] {
+		if !isKnown[w.Path+w.Problem] {
 			fresh = append(fresh, w)
 		}
 	}
 	return fresh
 }
 
-// Has tells whether the configuration file has a service or, with a server, a server of it.
+// Has tells whether the configuration file has a server of a service. If server is empty, it tells
+// whether the file has the service.
 func (f *Files[D]) Has(service, server string) bool {
 	return f.nodes()[target{service, server}] != nil
 }
 
-// Written returns the fields that the configuration file gives a service or, with a server, a server
-// of it, without the name. They are nil if the file does not have the service or server.
+// Written returns the fields of a server in the configuration file, without the name. If server is
+// empty, it returns those of the service. It returns nil if the file does not have the server or
+// service.
 func (f *Files[D]) Written(service, server string) desired.Fields {
 	if node := f.nodes()[target{service, server}]; node != nil {
 		return fieldsOf(node)

@@ -10,14 +10,14 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Finding is about a setting that is legal but unwise. Unlike a warning, it can be intended: an
-// operator then allows its rule.
+// Finding is about a setting that is legal but unwise. If an operator intends the setting, the
+// operator can allow the rule of the finding.
 type Finding struct {
 	*fieldpath.Error        // Problem has the reason and the cure
-	Rule             string // as in docs/reference/configuration.md
+	Rule             string // the name of the rule, as in docs/reference/configuration.md
 }
 
-// rule looks for one kind of findings in the desired state of a balancer or an agent.
+// rule finds one kind of unwise settings in the desired state of a balancer or an agent.
 type rule[T any] struct {
 	name string
 	find func(*inspection, *T)
@@ -27,13 +27,14 @@ type rule[T any] struct {
 type inspection struct {
 	*document
 	host     Host
-	file     string // path of the file
-	rule     string // the rule that is looking
+	file     string // the path of the file
+	rule     string // the name of the present rule
 	findings []Finding
-	invalid  []desired.InvalidOverride // of the file
+	invalid  []desired.InvalidOverride // the overrides that a start with the file would leave out
 }
 
-// findf adds a finding about a field. The format gives the reason, and the cure after a semicolon.
+// findf adds a finding of the present rule about a field. The text has the reason, and the cure
+// after a semicolon.
 func (i *inspection) findf(path, format string, args ...any) {
 	d := document{fields: i.fields}
 	d.warnf(path, format, args...)
@@ -70,8 +71,8 @@ func InspectAgent(path string, data []byte, host Host) ([]Finding, error) {
 	}, a, agentRules)
 }
 
-// invalidOf returns the overrides that a start with a file leaves out. There are none if the file is
-// invalid.
+// invalidOf returns the overrides that a start with a file would leave out. If the file is invalid,
+// it returns nothing.
 func invalidOf[D State[D]](
 	data []byte, parse func([]byte) (*Files[D], fieldpath.Errors, error),
 ) []desired.InvalidOverride {
@@ -82,6 +83,7 @@ func invalidOf[D State[D]](
 	return files.Invalid
 }
 
+// inspect applies rules to a desired state, and returns the findings in the order of their lines.
 func inspect[T any](i *inspection, desired *T, rules []rule[T]) ([]Finding, error) {
 	if len(i.problems) > 0 {
 		return nil, i.problems.OrNil()
@@ -94,18 +96,20 @@ func inspect[T any](i *inspection, desired *T, rules []rule[T]) ([]Finding, erro
 	return i.findings, nil
 }
 
-// trustedInterface finds an interface whose trust the file does not state. By default every packet
-// that arrives there counts as one of the segment routing domain.
-func (i *inspection) trustedInterface(srv6 bool, inside string) {
+// trustedInterface finds a file that does not say whether the interface is inside the segment
+// routing domain. By default it is, and all packets that arrive there are trusted. usesSRv6 tells
+// whether the node takes packets of SRv6. A balancer with an interface inside needs no such field.
+func (i *inspection) trustedInterface(usesSRv6 bool, inside string) {
 	const path = "node.internal"
-	if !srv6 || inside != "" || i.has(path) {
+	if !usesSRv6 || inside != "" || i.has(path) {
 		return
 	}
 	i.findf(path, "missing: by default, packets to SIDs from any host are trusted; write internal: true if "+
 		"routers at the edge drop packets from outside to the locators")
 }
 
-// listensEverywhere finds an address that is reachable through all interfaces.
+// listensEverywhere finds a field with a TCP or UDP address that is reachable through all
+// interfaces.
 func (i *inspection) listensEverywhere(path, listen, harm, cure string) {
 	if listen != "" && isUnspecified(listen) {
 		i.findf(path, "listens on all addresses: %s; %s", harm, cure)

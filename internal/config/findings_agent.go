@@ -30,8 +30,8 @@ var agentRules = []rule[desired.Agent]{
 	{"mtu", (*inspection).impossibleMTU},
 }
 
-// openTunnels finds ends of tunnels. The agent takes packets of gre and ipip by their headers alone,
-// also without a service in these encapsulations.
+// openTunnels finds addresses at which tunnels end. The agent takes a packet of gre or ipip without
+// knowing its sender. It does so even if no service has these encapsulations.
 func (i *inspection) openTunnels(a *desired.Agent) {
 	if len(a.Node.Addresses) > 0 {
 		i.findf("node.addresses", "the agent takes gre and ipip packets to these addresses from any sender, with any "+
@@ -39,7 +39,8 @@ func (i *inspection) openTunnels(a *desired.Agent) {
 	}
 }
 
-// noTags is for services with fields for hunting, as warnOfForgedQuestions.
+// noTags finds an agent without a key for signals, if a service has fields for hunting. As in
+// warnOfForgedQuestions, only these fields tell that balancers may hunt.
 func (i *inspection) noTags(a *desired.Agent) {
 	if a.Node.SignalKey != "" {
 		return
@@ -54,6 +55,7 @@ func (i *inspection) noTags(a *desired.Agent) {
 	}
 }
 
+// writableAgentFiles finds files that too many users can write.
 func (i *inspection) writableAgentFiles(a *desired.Agent) {
 	i.writable("", i.file, "the configuration")
 	i.writableByOthers("node.state", a.Node.State, "overrides")
@@ -66,6 +68,7 @@ func (i *inspection) writableAgentFiles(a *desired.Agent) {
 	}
 }
 
+// neverAccepts finds services that refuse all connections by their policy.
 func (i *inspection) neverAccepts(a *desired.Agent) {
 	for n, s := range a.Services {
 		if s.Accept.Policy == desired.AcceptNever {
@@ -75,6 +78,7 @@ func (i *inspection) neverAccepts(a *desired.Agent) {
 	}
 }
 
+// drainedAgentServices finds services that the file drains.
 func (i *inspection) drainedAgentServices(a *desired.Agent) {
 	for n, s := range a.Services {
 		if s.Drained {
@@ -84,6 +88,7 @@ func (i *inspection) drainedAgentServices(a *desired.Agent) {
 	}
 }
 
+// impossibleMTU finds a node.mtu that is larger than the MTU of the interface.
 func (i *inspection) impossibleMTU(a *desired.Agent) {
 	if mtu, ok := i.host.MTU(a.Node.Interface); ok && a.Node.MTU > mtu {
 		i.findf("node.mtu", "larger than the MTU of %s, which is %d: large packets of new connections are lost or "+

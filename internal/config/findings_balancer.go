@@ -51,7 +51,8 @@ var balancerRules = []rule[desired.Balancer]{
 	{"bgp-announce", eachService((*inspection).uselessUsable)},
 }
 
-// noReject finds a balancer that does not tell clients that no server gets them.
+// noReject finds a balancer that drops packets for which there is no service or server, without an
+// answer to the client.
 func (i *inspection) noReject(b *desired.Balancer) {
 	if !b.Node.Reject {
 		i.findf("node.reject", "false: clients of a port without a service, or of a service without a server, "+
@@ -59,7 +60,8 @@ func (i *inspection) noReject(b *desired.Balancer) {
 	}
 }
 
-// passedVIPs finds a balancer whose host gets the packets to removed VIPs at once.
+// passedVIPs finds a balancer that passes packets to a removed VIP to its host at once, and does
+// not drop them for some time.
 func (i *inspection) passedVIPs(b *desired.Balancer) {
 	if b.Node.DropRemovedVIPs == 0 {
 		i.findf("node.drop-removed-vips", "0s: while routers still send packets to a removed VIP, a host that "+
@@ -67,7 +69,7 @@ func (i *inspection) passedVIPs(b *desired.Balancer) {
 	}
 }
 
-// plainStore finds a store whose connections anybody on the way can read and change.
+// plainStore finds a store with connections without TLS, other than to this host.
 func (i *inspection) plainStore(b *desired.Balancer) {
 	if b.Store == nil || b.Store.Etcd.UsesTLS() {
 		return
@@ -84,7 +86,7 @@ func (i *inspection) plainStore(b *desired.Balancer) {
 	}
 }
 
-// unlimitedStore finds a store that may empty all services.
+// unlimitedStore finds a store with no limit for the servers that a change may remove.
 func (i *inspection) unlimitedStore(b *desired.Balancer) {
 	if b.Store != nil && b.Store.MaxRemovedPercent == 100 {
 		i.findf("store.max-removed-percent", "100: a store that has lost its servers removes them from all "+
@@ -92,7 +94,7 @@ func (i *inspection) unlimitedStore(b *desired.Balancer) {
 	}
 }
 
-// eachService makes a rule for a balancer of a rule for a service.
+// eachService returns a rule for a balancer that applies a rule to each service.
 func eachService(
 	find func(i *inspection, path string, s *desired.Service),
 ) func(*inspection, *desired.Balancer) {
@@ -103,6 +105,7 @@ func eachService(
 	}
 }
 
+// publicSeed finds a balancer without a secret seed.
 func (i *inspection) publicSeed(b *desired.Balancer) {
 	if b.Node.Seed == 0 {
 		i.findf("node.seed", "0: a client can compute its bucket, and choose its server by its port; set the "+
@@ -110,7 +113,8 @@ func (i *inspection) publicSeed(b *desired.Balancer) {
 	}
 }
 
-// unsignedSignals completes warnOfForgedSignals, which is for internal interfaces.
+// unsignedSignals finds a balancer without a key for signals that has an interface inside. For
+// other balancers, warnOfForgedSignals warns.
 func (i *inspection) unsignedSignals(b *desired.Balancer) {
 	if b.Node.Inside == "" || b.Node.SignalKey != "" {
 		return
@@ -124,6 +128,7 @@ func (i *inspection) unsignedSignals(b *desired.Balancer) {
 	}
 }
 
+// writableBalancerFiles finds files that too many users can write.
 func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
 	i.writable("", i.file, "the configuration")
 	i.writableByOthers("node.state", b.Node.State, "generations and overrides")
@@ -133,6 +138,7 @@ func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
 	})(i, b)
 }
 
+// balancerKeyFiles finds files with a key or a password that a start would refuse.
 func (i *inspection) balancerKeyFiles(b *desired.Balancer) {
 	i.keyFile(b.Node.SignalKey)
 	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
@@ -140,7 +146,8 @@ func (i *inspection) balancerKeyFiles(b *desired.Balancer) {
 	})(i, b)
 }
 
-// lostState is a rule about the directory for state. lost says what is lost with it.
+// lostState finds a directory for state that does not outlast a reboot. lost says what is lost with
+// it.
 func (i *inspection) lostState(state, lost string) {
 	if isVolatile(state) {
 		i.findf("node.state", "does not outlast a reboot: %s; use a directory on a disk", lost)
@@ -150,6 +157,7 @@ func (i *inspection) lostState(state, lost string) {
 // leastFlows is how many flows a table should hold for each server.
 const leastFlows = 1000
 
+// smallFlowTable finds a flow table that is small for the number of servers.
 func (i *inspection) smallFlowTable(b *desired.Balancer) {
 	servers := 0
 	for _, s := range b.Services {
@@ -163,6 +171,7 @@ func (i *inspection) smallFlowTable(b *desired.Balancer) {
 	}
 }
 
+// fewServerSlots finds a balancer that uses more than 80 percent of its server slots.
 func (i *inspection) fewServerSlots(b *desired.Balancer) {
 	servers := 0
 	for _, s := range b.Services {
@@ -174,6 +183,7 @@ func (i *inspection) fewServerSlots(b *desired.Balancer) {
 	}
 }
 
+// noHints finds a balancer without a hint table that has a service with cookies.
 func (i *inspection) noHints(b *desired.Balancer) {
 	if b.Node.Limits.Hints > 0 {
 		return
@@ -187,6 +197,7 @@ func (i *inspection) noHints(b *desired.Balancer) {
 	}
 }
 
+// oneServer finds a service with only one server that takes new connections.
 func (i *inspection) oneServer(path string, s *desired.Service) {
 	taking := 0
 	for _, server := range s.Servers {
@@ -200,6 +211,7 @@ func (i *inspection) oneServer(path string, s *desired.Service) {
 	}
 }
 
+// drainedServers finds servers that the file drains, or that have the weight 0.
 func (i *inspection) drainedServers(path string, s *desired.Service) {
 	for n, server := range s.Servers {
 		at := fieldpath.Item(fieldpath.Child(path, "servers"), n)
@@ -214,8 +226,9 @@ func (i *inspection) drainedServers(path string, s *desired.Service) {
 	}
 }
 
-// movingFlows finds services whose flows leave drained servers although the file does not say so. A
-// file from before on-drain was an option expects that they stay.
+// movingFlows finds services of UDP whose flows move away from drained servers by default. In
+// releases without the option on-drain, they stayed. So a file that lacks the option may expect
+// that.
 func (i *inspection) movingFlows(path string, s *desired.Service) {
 	at := fieldpath.Child(path, "on-drain")
 	if s.Protocol == desired.UDP && s.OnDrain == desired.OnDrainMoveUDP && !i.has(at) {
@@ -225,6 +238,7 @@ func (i *inspection) movingFlows(path string, s *desired.Service) {
 	}
 }
 
+// noHealth finds a service without a health check.
 func (i *inspection) noHealth(path string, s *desired.Service) {
 	if s.Health != nil {
 		return
@@ -239,11 +253,12 @@ func (i *inspection) noHealth(path string, s *desired.Service) {
 	i.findf(fieldpath.Child(path, "health"), "missing: %s; add a check", gap)
 }
 
-// slowestDetection is how long a failed server may get connections.
+// slowestDetection is how long a failed server may still get connections.
 const slowestDetection = 10 * time.Second
 
-// slowDetection adds up the longest time from a failure to the verdict: the server fails just after
-// a check, and the last of the failing checks has to time out.
+// slowDetection finds a service whose health checks need a long time to find a failure. In the
+// worst case, the server fails just after a check, and the last of the failing checks ends by its
+// timeout.
 func (i *inspection) slowDetection(path string, s *desired.Service) {
 	h := s.Health
 	if h == nil {
@@ -255,6 +270,7 @@ func (i *inspection) slowDetection(path string, s *desired.Service) {
 	}
 }
 
+// noProbes finds a service of SRv6 that turns probes off.
 func (i *inspection) noProbes(path string, s *desired.Service) {
 	if i.has(fieldpath.Child(path, "probe")) && !s.Probes() && s.Encapsulation.IsSRv6() {
 		i.findf(fieldpath.Child(path, "probe"), "the balancer does not notice agents that are down, and packets of "+
@@ -262,10 +278,11 @@ func (i *inspection) noProbes(path string, s *desired.Service) {
 	}
 }
 
-// leastGenerations is how many changes of servers a flow without state on the balancer should
-// outlive.
+// leastGenerations is how many generations a service should keep if balancers find the server of a
+// flow without a flow table.
 const leastGenerations = 8
 
+// fewGenerations finds a service that keeps too few generations.
 func (i *inspection) fewGenerations(path string, s *desired.Service) {
 	switch {
 	case s.FindsByColumn() && s.Generations < leastGenerations:
@@ -277,6 +294,7 @@ func (i *inspection) fewGenerations(path string, s *desired.Service) {
 	}
 }
 
+// fewBuckets finds a service with too few buckets for its servers, if its placement uses buckets.
 func (i *inspection) fewBuckets(path string, s *desired.Service) {
 	if placement := s.Placement.Method(); placement.TakesTurns() || placement.Infers() {
 		return
@@ -287,6 +305,7 @@ func (i *inspection) fewBuckets(path string, s *desired.Service) {
 	}
 }
 
+// fewCandidates finds a service with too few candidates.
 func (i *inspection) fewCandidates(path string, s *desired.Service) {
 	at := fieldpath.Child(path, "candidates")
 	switch {
@@ -299,8 +318,8 @@ func (i *inspection) fewCandidates(path string, s *desired.Service) {
 	}
 }
 
-// unrecoverableFlows finds services whose flows other balancers do not find. Warnings are about
-// services that infer.
+// unrecoverableFlows finds services whose flows other balancers do not find. It leaves out services
+// that infer: warnOfSeveralBalancers warns about them.
 func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 	if len(b.Node.Balancers()) < 2 {
 		return
@@ -319,9 +338,11 @@ func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 	}
 }
 
-// shortestIdle is how long a balancer should know an idle TCP connection to servers without agents.
+// shortestIdle is how long a balancer should keep the entry of an idle TCP connection, if it does
+// not probe the agents of its servers.
 const shortestIdle = 15 * time.Minute
 
+// shortIdleTimeout finds a service that forgets idle TCP connections early.
 func (i *inspection) shortIdleTimeout(path string, s *desired.Service) {
 	isForgotten := s.Protocol == desired.TCP && s.Persistence.Method().HasFlowTable && !s.Probes()
 	if isForgotten && s.Timeouts.Established < shortestIdle {
@@ -334,6 +355,8 @@ func (i *inspection) shortIdleTimeout(path string, s *desired.Service) {
 // clientMTU is the length of the largest packets that clients usually send.
 const clientMTU = 1500
 
+// narrowPath finds services whose packets, with the headers of the encapsulation, are larger than
+// the MTU of the interface to the servers.
 func (i *inspection) narrowPath(b *desired.Balancer) {
 	out := b.Node.Interface
 	if b.Node.Inside != "" {

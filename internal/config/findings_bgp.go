@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// shortestHoldTime is how long a router or a balancer may be too busy to send keepalives.
+	// shortestHoldTime is longer than a router or a balancer is usually too busy to send keepalives.
 	shortestHoldTime = 6 * time.Second
 	// longestHoldTime is how long a router may send packets to a dead host.
 	longestHoldTime = 30 * time.Second
-	// shortestRestartTime is the longest time until a session returns (docs/operate/bgp.md), doubled.
+	// shortestRestartTime is twice the longest time until a session returns (docs/operate/bgp.md).
 	shortestRestartTime = time.Minute
 )
 
-// eachPeer makes a rule for a balancer of a rule for a BGP peer.
+// eachPeer returns a rule for a balancer that applies a rule to each BGP peer.
 func eachPeer(
 	find func(i *inspection, path string, p *desired.BGPPeer),
 ) func(*inspection, *desired.Balancer) {
@@ -33,6 +33,7 @@ func eachPeer(
 	}
 }
 
+// noPassword finds a peer without a password.
 func (i *inspection) noPassword(path string, p *desired.BGPPeer) {
 	if p.PasswordFile != "" {
 		return
@@ -45,6 +46,7 @@ func (i *inspection) noPassword(path string, p *desired.BGPPeer) {
 		"set the same password on both sides", who)
 }
 
+// holdTime finds a peer whose hold time is too short or too long.
 func (i *inspection) holdTime(path string, p *desired.BGPPeer) {
 	at := fieldpath.Child(path, "hold-time")
 	switch {
@@ -57,6 +59,7 @@ func (i *inspection) holdTime(path string, p *desired.BGPPeer) {
 	}
 }
 
+// shortRestartTime finds a restart time in which a balancer may not be able to restart.
 func (i *inspection) shortRestartTime(b *desired.Balancer) {
 	if b.BGP != nil && b.BGP.RestartTime < shortestRestartTime {
 		i.findf("bgp.restart-time", "%s: when a start takes longer, routers remove the routes during an upgrade; set "+
@@ -64,7 +67,7 @@ func (i *inspection) shortRestartTime(b *desired.Balancer) {
 	}
 }
 
-// onePeer finds families whose routes only one router has.
+// onePeer finds families of addresses whose routes only one router gets.
 func (i *inspection) onePeer(b *desired.Balancer) {
 	if b.BGP == nil {
 		return
@@ -100,8 +103,8 @@ func (i *inspection) harmfulCommunities(b *desired.Balancer) {
 	}
 }
 
-// uselessUsable finds services with announce: usable whose routes leave nevertheless when all servers
-// fail their checks.
+// uselessUsable finds services with announce: usable for which this has no effect: if all servers
+// fail their checks, the routes are withdrawn nevertheless.
 func (i *inspection) uselessUsable(path string, s *desired.Service) {
 	if s.Announcement() == desired.AnnounceUsable && s.AllFailed == desired.AllFailedRefuse {
 		i.findf(fieldpath.Child(path, "bgp.announce"), "usable does not keep the route when all servers fail their "+

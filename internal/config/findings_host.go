@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Host is what rules read of the host, apart from files. A file may be checked on a host that does
-// not have its interfaces and files: rules then find nothing.
+// Host is what rules read from the host, apart from files. If a configuration is checked on a host
+// without its interfaces and files, these rules find nothing.
 type Host struct {
 	// MTU returns the MTU of an interface in bytes, or false if the host does not have it.
 	MTU func(name string) (mtu int, ok bool)
@@ -39,7 +39,7 @@ func ThisHost() Host {
 
 // keyFile finds a key file that a start or a reload would refuse.
 func (i *inspection) keyFile(file string) {
-	if file == "" || unix.Access(file, unix.R_OK) != nil { // absent, or not for this user
+	if file == "" || unix.Access(file, unix.R_OK) != nil { // no such file, or this user may not read it
 		return
 	}
 	var problem *fieldpath.Error
@@ -74,23 +74,26 @@ func (i *inspection) invalidOverrides(file string) {
 	}
 }
 
-// writable finds a file or directory that users other than root, and other than the user who
-// checks, can change or replace. The path may be empty.
+// writable finds a file or directory that a user can change or replace. It permits root and the
+// user who checks. path is the field that names the file; it is empty for the configuration file
+// itself. what says what such a user could change.
 func (i *inspection) writable(path, file, what string) {
 	if who := writers(file, trustRoot); who != "" {
 		i.findf(path, "%s, and so change %s; let only root write there", who, what)
 	}
 }
 
-// writableByOthers is writable for what belongs to the user of the process, who need not be root: the
-// directory of its state, and files that only their owner may read.
+// writableByOthers is writable that also permits the owner of the file. It is for files of the
+// process's user, who need not be root: the state directory, and files that only their owner may
+// read.
 func (i *inspection) writableByOthers(path, file, what string) {
 	if who := writers(file, trustOwner); who != "" {
 		i.findf(path, "%s, and so change %s; let only the user of the process write there", who, what)
 	}
 }
 
-// writableByAll is writable for a file that an application's own user writes.
+// writableByAll is writable that permits each user but not all users. It is for a file that the
+// user of an application writes.
 func (i *inspection) writableByAll(path, file, what string) {
 	if who := writers(file, trustSome); who != "" {
 		i.findf(path, "%s, and so change %s; let only the application write there", who, what)
@@ -102,17 +105,18 @@ const (
 	groupMayWrite  = 0o020
 )
 
-// trust names the users who may change a file.
+// trust says which users may change a file.
 type trust int
 
 const (
-	trustRoot  trust = iota // and the user who checks
+	trustRoot  trust = iota // root, and the user who checks
 	trustOwner              // these, and the owner of the file itself
-	trustSome               // all for whom the permissions are not those of all users
+	trustSome               // each owner and each group: only the permissions for all users matter
 )
 
-// writers says which users can change or replace a file: by its own permissions, or by those of a
-// directory above it. It returns an empty text if there are none, or if the file does not exist.
+// writers says which users can change or replace a file, and are not trusted. The permissions of
+// the file and of all directories above it matter. writers returns an empty text if there are no
+// such users, or if the file does not exist.
 func writers(file string, trusted trust) string {
 	if file == "" {
 		return ""
@@ -125,7 +129,8 @@ func writers(file string, trusted trust) string {
 	if err != nil {
 		return ""
 	}
-	for _, path := range []string{target, filepath.Dir(file)} { // a link can be replaced, too
+	// If the file is a link, the directory of the link matters, too: there the link can be replaced.
+	for _, path := range []string{target, filepath.Dir(file)} {
 		for {
 			info, err := os.Stat(path)
 			if err != nil {
@@ -143,12 +148,13 @@ func writers(file string, trusted trust) string {
 	return ""
 }
 
-// writer names the users that can write to a file, or replace entries of a directory. In a sticky directory,
-// only the owner of an entry can replace it.
+// writer names the users that can write to a file, and are not trusted. If isAbove is true, info is
+// that of a directory above the file, and the users are those that can replace an entry of it. In a
+// sticky directory, only the owner of an entry can replace it.
 func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
 	mode := info.Mode()
 	owner, ok := info.Sys().(*syscall.Stat_t)
-	sticky := isAbove && mode&fs.ModeSticky != 0
+	sticky := isAbove && mode&fs.ModeSticky != 0 // the permissions of the directory do not suffice
 	switch {
 	case !ok:
 		return ""
@@ -166,7 +172,7 @@ func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
 	return ""
 }
 
-// isVolatile tells whether a directory is usually in memory, or emptied by a boot.
+// isVolatile tells whether a directory usually loses its content at a reboot.
 func isVolatile(dir string) bool {
 	for _, volatile := range []string{"/run", "/var/run", "/tmp", "/dev"} {
 		if dir == volatile || strings.HasPrefix(dir, volatile+"/") {
@@ -176,7 +182,7 @@ func isVolatile(dir string) bool {
 	return false
 }
 
-// isUnspecified tells whether an address with a port stands for all addresses of the host.
+// isUnspecified tells whether a listener at ADDRESS:PORT listens on all addresses of the host.
 func isUnspecified(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {

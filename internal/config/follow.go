@@ -15,10 +15,11 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// FollowingFile returns the files with the overrides that make the services those of another
-// configuration file. Services and servers that an override drains stay drained, unless the file makes
-// that impossible. Other sections of the file have no effect: there is a warning if they differ from
-// those in force. Invalid overrides are gone, with a warning about each. The error is of type fieldpath.Errors.
+// FollowingFile returns the files with other overrides: they change the services to those of
+// another configuration file. Services and servers that an override drains stay drained, if they
+// can be drained with the other file. Other sections of that file have no effect: there is a
+// warning if they differ from those in force. FollowingFile removes invalid overrides, with a
+// warning about each. The error is of type fieldpath.Errors.
 func (f *Files[D]) FollowingFile(text []byte) (*Files[D], fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
@@ -40,7 +41,7 @@ func (f *Files[D]) FollowingFile(text []byte) (*Files[D], fieldpath.Errors, erro
 	return next, slices.Concat(f.otherSections(wanted), gone, ended, warnings), nil
 }
 
-// section is a section of a configuration file other than services. It is about one process alone.
+// section is a section of a configuration file other than services.
 type section struct {
 	name  string
 	value any
@@ -69,7 +70,7 @@ func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
 }
 
-// otherSections returns a warning for each section of a file that has no effect.
+// otherSections returns a warning for each section that differs in another file and has no effect.
 func (f *Files[D]) otherSections(wanted D) (warnings fieldpath.Errors) {
 	own := sectionsOf(f.File)
 	for i, s := range sectionsOf(wanted) {
@@ -131,7 +132,7 @@ func (i *items) written(t target) desired.Fields {
 	return fields
 }
 
-// differences returns the overrides that make items others.
+// differences returns the overrides that change the items before to the items after.
 func differences(before, after *items) (overrides []desired.Override) {
 	for i := range before.list {
 		t := targetOf(&before.list[i])
@@ -143,9 +144,10 @@ func differences(before, after *items) (overrides []desired.Override) {
 		t := targetOf(&after.list[i])
 		o := desired.Override{Service: t.service, Server: t.server}
 		at, existed := before.at[t]
+		isOfNewService := t.server != "" && !before.has(target{t.service, ""})
 		switch {
-		case !existed && t.server != "" && !before.has(target{t.service, ""}):
-			continue // the service is added with its servers
+		case !existed && isOfNewService:
+			continue // the override that adds the service has its servers
 		case !existed:
 			o.Add = fieldsOf(after.nodes[t])
 		case reflect.DeepEqual(before.list[at].Value, after.list[i].Value):
@@ -153,7 +155,8 @@ func differences(before, after *items) (overrides []desired.Override) {
 		default:
 			o.Set = patch(before.written(t), after.written(t))
 		}
-		// The default of a field can differ because of another override.
+		// The values can differ while the fields in both files are the same: then a default differs,
+		// because of a field that another override sets.
 		if o.Add != nil || len(o.Set) > 0 {
 			overrides = append(overrides, o)
 		}
@@ -168,7 +171,7 @@ func fieldsOf(node *yaml.Node) desired.Fields {
 	return fields
 }
 
-// patch returns the merge patch (RFC 7396) that makes one mapping another.
+// patch returns the merge patch (RFC 7396) that changes one mapping to another.
 func patch(from, to map[string]any) map[string]any {
 	changes := map[string]any{}
 	for name := range from {
@@ -190,8 +193,9 @@ func patch(from, to map[string]any) map[string]any {
 	return changes
 }
 
-// keepDrains adds the drains of overrides that were in force to others, for what there is. It warns
-// about the drains that end, because the service cannot be drained any more.
+// keepDrains adds to overrides the drains of the overrides that were in force, for services and
+// servers that are still wanted. It warns about the drain of an agent's service that cannot be
+// drained any more.
 func keepDrains(
 	overrides, inForce []desired.Override, wanted *items,
 ) (kept []desired.Override, ended fieldpath.Errors) {

@@ -14,9 +14,9 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// withStoredOverrides returns the files with the overrides in the file of overrides. It leaves out
-// those that are invalid: a change of the configuration file, or a newer build, can make them so, and
-// a host must start nevertheless.
+// withStoredOverrides returns the files with the overrides in the file of overrides, without those
+// that are invalid. A change of the configuration file, or a newer build, can make an override
+// invalid. A process must start nevertheless.
 func (f *Files[D]) withStoredOverrides() (*Files[D], fieldpath.Errors) {
 	overrides, stored, err := readOverrides(f.place)
 	if err != nil {
@@ -34,7 +34,7 @@ func (f *Files[D]) Unreadable() bool {
 	return slices.ContainsFunc(f.Invalid, func(o desired.InvalidOverride) bool { return o.Service == "" })
 }
 
-// asProblems returns an error about a file as errors that name the file.
+// asProblems returns an error about a file as fieldpath.Errors that name the file.
 func asProblems(err error, file string) fieldpath.Errors {
 	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
@@ -43,9 +43,10 @@ func asProblems(err error, file string) fieldpath.Errors {
 	return problems.In(file)
 }
 
-// WithValid returns the files with those overrides that are valid together. The others are in Invalid,
-// in the order of their lines. Most errors are in a field that an override sets. For each other error,
-// WithValid leaves out an override, or the overrides of a service, without which the error is gone.
+// WithValid returns the files with those overrides that are valid together. The others are in
+// Invalid, in the order of their lines. If an override sets a field with an error, WithValid leaves
+// out this override. For an error in another field, it leaves out an override, or all overrides of
+// a service, without which the error is gone.
 func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings fieldpath.Errors) {
 	var invalid []desired.InvalidOverride
 	for {
@@ -73,26 +74,28 @@ func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], w
 	}
 }
 
-// mostTried is how many overrides of one service are left out in turn to find the cause of an error.
-// Each try reads all services, and a start must not take minutes.
+// mostTried is how many overrides of one service are left out in turn to find the cause of an
+// error. Each try reads all services, and a start must not take minutes.
 const mostTried = 100
 
-// suspects returns the overrides to leave out because of errors in other fields. The key is the index
-// of an override, and the value has the errors that the override causes, with its line. Overrides of a
-// service and of its servers may be valid only together. So suspects finds the service first. If no
-// single override of the service causes an error, it returns all of them.
+// suspects returns the overrides to leave out because of errors in fields that no override sets. The
+// result has the index of each override, and the errors that it causes, with its line.
+//
+// Overrides of a service and of its servers may be valid only together. So suspects first finds a
+// service without whose overrides an error is gone. Then it looks for a single override of the
+// service that causes an error. If there is none, it returns all overrides of the service.
 func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Errors) map[int]fieldpath.Errors {
-	named := map[string]bool{} // services and servers
+	named := map[string]bool{} // services and servers that an error names
 	for _, problem := range problems {
 		target, _, _ := strings.Cut(problem.Path, ".")
 		service, _, _ := strings.Cut(target, "/")
 		named[target], named[service] = true, true
 	}
-	all := make([]int, len(overrides))
+	all := make([]int, len(overrides)) // indexes, the likeliest causes first
 	for i := range all {
 		all[i] = i
 	}
-	slices.Reverse(all) // of equal overrides, the last one is left out
+	slices.Reverse(all) // among overrides of the same rank, the last one is left out
 	slices.SortStableFunc(all, func(a, b int) int {
 		return cmp.Compare(rank(&overrides[a], named), rank(&overrides[b], named))
 	})
@@ -111,8 +114,9 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	return wrong
 }
 
-// rank orders overrides by how likely they cause errors: lower ones are likelier. Services conflict
-// with each other, and servers with others of their service. So the error can name the other one.
+// rank returns how likely an override causes the errors: 0 for the likeliest. Services conflict
+// with each other, so an override of a service that no error names is the next likely. A server
+// conflicts only with servers of its own service.
 func rank(o *desired.Override, named map[string]bool) int {
 	switch {
 	case named[o.Target()]:
@@ -123,7 +127,7 @@ func rank(o *desired.Override, named map[string]bool) int {
 	return 2
 }
 
-// byService groups overrides, which are given by their indexes, by their services.
+// byService groups indexes of overrides by the services of the overrides.
 func byService(overrides []desired.Override, list []int) (groups [][]int) {
 	at := map[string]int{}
 	for _, i := range list {
@@ -137,8 +141,8 @@ func byService(overrides []desired.Override, list []int) (groups [][]int) {
 	return groups
 }
 
-// firstCause returns the first group of overrides without which there are fewer errors, and the errors
-// that are then gone. It returns nothing if there is no such group.
+// firstCause returns the first group of overrides without which there are fewer errors, and the
+// errors that are then gone. It returns nothing if there is no such group.
 func (f *Files[D]) firstCause(
 	overrides []desired.Override, problems fieldpath.Errors, groups [][]int,
 ) (group []int, caused fieldpath.Errors) {
@@ -160,8 +164,9 @@ func (f *Files[D]) firstCause(
 	return nil, nil
 }
 
-// WithoutInvalid returns the files without some of the invalid overrides, and a warning about each of
-// these. The problems of the others name no lines, because a change writes another file of overrides.
+// WithoutInvalid returns the files without those invalid overrides for which isGone is true, and a
+// warning about each of these. It removes the lines from the problems of the other invalid
+// overrides: the change writes a file of overrides with other lines.
 func (f *Files[D]) WithoutInvalid(
 	isGone func(*desired.InvalidOverride) bool,
 ) (others *Files[D], warnings fieldpath.Errors) {
@@ -178,7 +183,7 @@ func (f *Files[D]) WithoutInvalid(
 	return &next, warnings
 }
 
-// culprits returns the errors of the overrides that set a field with an error, by their indexes.
+// culprits returns the overrides that set a field with an error: the index of each, and the errors.
 func (f *Files[D]) culprits(overrides []desired.Override) map[int]fieldpath.Errors {
 	wrong := map[int]fieldpath.Errors{}
 	for i := range overrides {
@@ -211,7 +216,7 @@ func (p *mergedPlace) isSetBy(o *desired.Override) bool {
 	if o.Target() != p.target.Target() {
 		return false
 	}
-	name, _, _ := strings.Cut(p.rest, ".")
+	name, _, _ := strings.Cut(p.rest, ".") // the field of the service or server
 	name, _, _ = strings.Cut(name, "[")
 	_, sets := o.Set[name]
 	return sets || o.Add != nil

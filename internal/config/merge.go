@@ -14,24 +14,26 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// merger makes a document of a configuration file and overrides. It changes no node of the file: an
-// anchored node can be in several places.
+// merger makes a document of a configuration file and overrides. It changes no node of the file,
+// because aliases may stand for a node in several places.
 type merger struct {
 	overrides []desired.Override
-	services  map[string]*serviceOverrides
-	// has tells which targets (desired.Override.Target) the file has.
+	services  map[string]*serviceOverrides // by name
+	// hasService and hasServer tell which services and servers (SERVICE, SERVER) the file has. A
+	// server of a service that an override adds counts, too.
 	hasService map[string]bool
 	hasServer  map[[2]string]bool
 }
 
-// serviceOverrides are the overrides of one service, as indexes of merger.overrides; -1: none.
+// serviceOverrides are the overrides of one service and its servers, as indexes of
+// merger.overrides.
 type serviceOverrides struct {
-	own     int
-	servers map[string]int
-	added   []int // the overrides that may add a server, in their order
+	own     int            // of the service itself; -1: none
+	servers map[string]int // by the names of the servers
+	added   []int          // of all servers, in the order of the overrides: each may add a server
 }
 
-// merge returns the document in which overrides were applied to the document of a file.
+// merge returns the document of a file to which overrides were applied.
 func merge(root *yaml.Node, overrides []desired.Override) (*yaml.Node, *merger) {
 	m := &merger{
 		overrides: overrides, services: map[string]*serviceOverrides{},
@@ -58,7 +60,8 @@ func merge(root *yaml.Node, overrides []desired.Override) (*yaml.Node, *merger) 
 	}, m
 }
 
-// mergeServices returns the list of services with overrides.
+// mergeServices returns the list of services after the overrides: those of the file, and then added
+// ones.
 func (m *merger) mergeServices(list *yaml.Node) *yaml.Node {
 	merged := sequenceLike(list)
 	for _, item := range elements(list) {
@@ -90,7 +93,7 @@ func (m *merger) mergeServices(list *yaml.Node) *yaml.Node {
 	return merged
 }
 
-// mergeService returns a service with the overrides of itself and of its servers.
+// mergeService returns a service after its own override and those of its servers.
 func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 	service := resolved(item)
 	if s.own >= 0 {
@@ -120,7 +123,7 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 	return with(service, "servers", merged)
 }
 
-// exists tells whether the merged document has what an override changes.
+// exists tells whether there is a service or server for an override to change, add or remove.
 func (m *merger) exists(o *desired.Override) bool {
 	s := m.services[o.Service]
 	if s.own >= 0 && m.overrides[s.own].Remove && o.Server != "" {
@@ -166,9 +169,10 @@ func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Err
 	return effective, warnings
 }
 
-// translated describes errors or warnings about a document by the overrides that caused them, if they
-// are about a service or a server with an override: by the line of the override, and by the path of
-// the field from its target. Paths of the merged document have indexes that no file has.
+// translated changes the paths and lines of errors or warnings about the services of a merged
+// document. The indexes in its paths are those of no file. So a path begins with the service or
+// server instead, as in web/s1.weight. The line is that of the override that caused the error, or 0
+// if there is none.
 func (m *merger) translated(problems fieldpath.Errors, root *yaml.Node) fieldpath.Errors {
 	services := servicesOf(root)
 	all := make(fieldpath.Errors, len(problems))
@@ -178,6 +182,7 @@ func (m *merger) translated(problems fieldpath.Errors, root *yaml.Node) fieldpat
 	return all
 }
 
+// translatedOne is translated for one error.
 func (m *merger) translatedOne(problem *fieldpath.Error, services []*yaml.Node) *fieldpath.Error {
 	t := *problem
 	t.Line = 0
@@ -198,10 +203,11 @@ func (m *merger) translatedOne(problem *fieldpath.Error, services []*yaml.Node) 
 // mergedPlace is a place in a merged document.
 type mergedPlace struct {
 	target   desired.Override // only its names; empty: the place is not in a service
-	rest     string           // the path from the target
-	override int              // index of the override of the server or else of the service; -1: none
+	rest     string           // the path below the target
+	override int              // index of the override of the server or, without one, of the service; -1: none
 }
 
+// placeOf returns the place of a path in a merged document with these services.
 func (m *merger) placeOf(path string, services []*yaml.Node) *mergedPlace {
 	at := &mergedPlace{override: -1}
 	service, rest := indexed(path, "services")
@@ -225,7 +231,8 @@ func (m *merger) placeOf(path string, services []*yaml.Node) *mergedPlace {
 	return at
 }
 
-// indexed takes apart a path such as list[2].rest. The index is -1 if the path does not begin so.
+// indexed splits a path such as list[2].rest into 2 and rest. If the path does not begin with list
+// and an index, i is -1.
 func indexed(path, list string) (i int, rest string) {
 	if _, err := fmt.Sscanf(path, list+"[%d]", &i); err != nil {
 		return -1, path
@@ -257,8 +264,8 @@ func patched(node *yaml.Node, patch map[string]any) *yaml.Node {
 	return node
 }
 
-// with returns a mapping in which a field has another value; nil: the mapping lacks the field. A
-// node that is no mapping stays as it is: decoding it gives the error.
+// with returns a mapping in which a field has another value. If value is nil, the result lacks the
+// field. A node that is not a mapping stays as it is: decoding reports the error.
 func with(mapping *yaml.Node, name string, value *yaml.Node) *yaml.Node {
 	if mapping.Kind != yaml.MappingNode {
 		return mapping
@@ -269,7 +276,7 @@ func with(mapping *yaml.Node, name string, value *yaml.Node) *yaml.Node {
 	for i := 0; i < len(mapping.Content); i += 2 {
 		key, was := mapping.Content[i], mapping.Content[i+1]
 		if key.Value == name {
-			if found || value == nil {
+			if found || value == nil { // a field that is given twice occurs once in the result
 				continue
 			}
 			was, found = value, true
@@ -303,7 +310,7 @@ func elements(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// sequenceLike returns an empty list at the place of another one.
+// sequenceLike returns an empty list with the line of another list.
 func sequenceLike(list *yaml.Node) *yaml.Node {
 	empty := &yaml.Node{Kind: yaml.SequenceNode}
 	if list != nil {
@@ -320,6 +327,7 @@ func nameOf(item *yaml.Node) string {
 	return ""
 }
 
+// resolved returns the node for which an alias stands. It returns another node as it is.
 func resolved(node *yaml.Node) *yaml.Node {
 	for node != nil && node.Kind == yaml.AliasNode {
 		node = node.Alias
@@ -327,6 +335,7 @@ func resolved(node *yaml.Node) *yaml.Node {
 	return node
 }
 
+// scalar returns the node of a string.
 func scalar(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
 }
@@ -348,14 +357,14 @@ func nodeOf(value any) *yaml.Node {
 		return node
 	case nil:
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
-	case float64: // of JSON
+	case float64: // a number of JSON
 		return scalar(strconv.FormatFloat(v, 'f', -1, 64))
 	}
 	return scalar(fmt.Sprint(value))
 }
 
-// checkTree reports what a tree of fields must not have: aliases, because they can contain
-// themselves, addresses without quotes, and fields that are given twice.
+// checkTree reports what a tree of fields must not have: aliases, addresses without quotes, and
+// fields that are given twice. An alias could be part of the value for which it stands.
 func (d *document) checkTree(path string, node *yaml.Node) {
 	d.fields[path] = place{line: node.Line, text: node.Value}
 	if node.Kind == yaml.AliasNode {
@@ -386,7 +395,7 @@ func (d *document) checkTree(path string, node *yaml.Node) {
 	}
 }
 
-// treeOf is the reverse of nodeOf.
+// treeOf returns the value of a node, in the types of desired.Fields.
 func treeOf(node *yaml.Node) any {
 	node = resolved(node)
 	switch node.Kind {
@@ -415,7 +424,8 @@ func treeOf(node *yaml.Node) any {
 			return false
 		}
 	case "!!int":
-		// Names and hexadecimal IDs can look like numbers, such as 007.
+		// A name or a hexadecimal ID such as 007 can look like a number. Its digits must not change, so
+		// it stays a string.
 		number, err := strconv.ParseInt(node.Value, 10, 64)
 		if err == nil && strconv.FormatInt(number, 10) == node.Value {
 			return number

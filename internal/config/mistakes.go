@@ -18,14 +18,16 @@ import (
 const needsQuotes = "must be in quotes: " +
 	"YAML reads the colon at its end as the end of a field name"
 
-// misreadAddress returns an unquoted address that YAML reads as a mapping: in a list, 2001:db8:: is
-// the field "2001:db8:" without a value.
+// misreadAddress returns the address if YAML has read an unquoted address as a mapping. For
+// example, the element 2001:db8:: of a list is read as the field "2001:db8:" without a value.
 func misreadAddress(node *yaml.Node) (address string, ok bool) {
 	if node.Kind != yaml.MappingNode || len(node.Content) != 2 || node.Content[1].Tag != "!!null" {
 		return "", false
 	}
-	address = node.Content[0].Value + ":"
-	return address, node.Content[0].Style == 0 && endsInColon(address)
+	key := node.Content[0]
+	address = key.Value + ":"
+	isUnquoted := key.Style == 0
+	return address, isUnquoted && endsInColon(address)
 }
 
 // endsInColon tells whether a text is an IPv6 address that ends in a colon.
@@ -37,8 +39,8 @@ func endsInColon(text string) bool {
 // noMergeKeys is the error about the key "<<", which YAML 1.2 does not have.
 const noMergeKeys = "merge keys are not read: write the fields out, or use an alias for a whole value"
 
-// describeUnknown returns the error about the name of an unknown field, and the missing field that the
-// name probably means.
+// describeUnknown returns the error about an unknown field, and the field that its name probably
+// means, if there is one. missing are the fields that the section lacks; known are all its fields.
 func describeUnknown(name string, missing, known []string) (problem, meant string) {
 	for _, field := range known {
 		if strings.HasPrefix(name, field+":") {
@@ -59,7 +61,7 @@ var (
 	reserved = regexp.MustCompile("[\\s,{\\[]([@%`][^\\s,]*)")
 	// unspaced is a field such as port:80 at the beginning of a line.
 	unspaced = regexp.MustCompile(`^\s*(?:- +)*([a-z][a-z-]*):[^\s:]`)
-	// noAnchor is what YAML's reader says about an alias.
+	// noAnchor is the error of YAML's reader about an alias without an anchor.
 	noAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
 )
 
@@ -83,16 +85,16 @@ func describeSyntax(message string, load *yaml.LoadError) string {
 	case "mapping values are not allowed in this context":
 		return "no field can begin here: indent the line as the one before, or put a value with a colon in quotes"
 	}
-	isOurs := strings.HasPrefix(load.ContextMsg, "while increasing") // of loadNodes
-	if load.ContextMsg != "" && !isOurs {
+	isDepth := strings.HasPrefix(load.ContextMsg, "while increasing") // an error of loadNodes, without context
+	if load.ContextMsg != "" && !isDepth {
 		return load.ContextMsg + ": " + message
 	}
 	return message
 }
 
-// findMistake looks for a common mistake in the line at which YAML's reader stopped, or at which it
-// should have stopped. It returns the line of the mistake, and the error in terms of the file, or an
-// empty string.
+// findMistake looks for a common mistake that explains why YAML's reader stopped at a line. The
+// mistake can be in another line. findMistake returns its line and the error in terms of the file.
+// If it finds none, the error is empty.
 func findMistake(data []byte, number int) (line int, problem string) {
 	lines := bytes.Split(data, []byte("\n"))
 	if number < 1 || number > len(lines) {
@@ -115,21 +117,26 @@ func isIndentedByTab(line []byte) bool {
 	return len(rest) > 0 && rest[0] == '\t' && len(bytes.TrimSpace(rest)) > 0
 }
 
-// openQuote returns the line, up to another one, in which a quoted text begins that is not closed, and
-// its quote. A quote of a later text may seem to close it: then a letter follows that quote. Line 0: there
-// is none.
+// openQuote returns the line in which a quoted text begins that is not closed, and its quote. It
+// looks in lines up to most, and returns line 0 if there is no such text. The quote that begins a
+// later text may seem to close the text. openQuote notices that, because a letter follows this
+// quote.
 func openQuote(data []byte, most int) (line int, quote byte) {
 	line = 1
 	before := byte('\n') // the last character that is not a space
 	for i := 0; i < len(data) && line <= most; i++ {
 		switch c := data[i]; {
-		case c == '#' && (i == 0 || isSpace(data[i-1])):
+		case c == '#' && (i == 0 || isSpace(data[i-1])): // skip the comment
 			for i+1 < len(data) && data[i+1] != '\n' {
 				i++
 			}
 		case (c == '"' || c == '\'') && bytes.IndexByte([]byte("\n:-?[{,"), before) >= 0:
 			end := closingQuote(data, i)
-			if end < 0 || end+1 < len(data) && !isSpace(data[end+1]) && bytes.IndexByte([]byte(":,]}"), data[end+1]) < 0 {
+			if end < 0 {
+				return line, c
+			}
+			isAtEnd := end+1 == len(data)
+			if !isAtEnd && !isSpace(data[end+1]) && bytes.IndexByte([]byte(":,]}"), data[end+1]) < 0 {
 				return line, c
 			}
 			line += bytes.Count(data[i:end], []byte("\n"))
@@ -150,10 +157,10 @@ func closingQuote(data []byte, i int) int {
 	for i++; i < len(data); i++ {
 		switch {
 		case data[i] == '\\' && quote == '"':
-			i++
+			i++ // the escaped character
 		case data[i] != quote:
 		case quote == '\'' && i+1 < len(data) && data[i+1] == quote:
-			i++ // the quote itself
+			i++ // two quotes stand for one quote in the text
 		default:
 			return i
 		}
@@ -163,7 +170,8 @@ func closingQuote(data []byte, i int) int {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
-// findMistakeIn looks for a mistake in a line and the one before.
+// findMistakeIn looks for a mistake in a line. It also looks for a missing space in the line
+// before.
 func findMistakeIn(lines [][]byte, number int) string {
 	if bytes.HasPrefix(lines[number-1], []byte("%")) {
 		return fmt.Sprintf("%q: this directive is not read: remove the line, no file needs one",

@@ -10,8 +10,9 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// readOverrides reads a file of overrides, and returns them with its content; nil: there is no file.
-// The error is of type fieldpath.Errors, or that of reading the file.
+// readOverrides reads a file of overrides, and returns the overrides and the content of the file.
+// If there is no file, both are nil. The error is of type fieldpath.Errors, or that of reading the
+// file.
 func readOverrides(path string) (overrides []desired.Override, text []byte, err error) {
 	if path == "" {
 		return nil, nil, nil

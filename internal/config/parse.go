@@ -16,14 +16,14 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// LoadBalancer reads a balancer's configuration file, and the overrides of its instance, of which it
-// leaves out the invalid ones. Warnings are about valid settings that are rarely intended. The error
-// is of type fieldpath.Errors, or that of reading the configuration file.
+// LoadBalancer reads a balancer's configuration file and the overrides of its instance. It leaves
+// out invalid overrides. Warnings are about valid settings that are rarely intended. The error is
+// of type fieldpath.Errors, or that of reading the configuration file.
 func LoadBalancer(path string) (*BalancerFiles, fieldpath.Errors, error) {
 	return load(path, ParseBalancerFiles)
 }
 
-// LoadAgent reads an agent's configuration file and its overrides, as LoadBalancer a balancer's.
+// LoadAgent is LoadBalancer for an agent.
 func LoadAgent(path string) (*AgentFiles, fieldpath.Errors, error) {
 	return load(path, ParseAgentFiles)
 }
@@ -40,8 +40,8 @@ func load[T any](
 	return desired, warnings, err
 }
 
-// Load reads a file and parses its content by a function. It adds the file name to the errors of
-// the function.
+// Load reads a file and parses its content by a function. It adds the name of the file to the
+// function's errors.
 func Load[T any](path string, parse func([]byte) (T, error)) (result T, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -65,8 +65,9 @@ func ParseBalancer(data []byte) (*desired.Balancer, fieldpath.Errors, error) {
 }
 
 // balancerOf reads a balancer's document. If there are errors, the result is what could be decoded.
-// Services and servers that were decoded before are reused; nil: there are none. Errors then lack lines
-// and values, and warnings about these services are left out.
+//
+// It reuses the services and servers in before, if before is not nil. Errors about these have no
+// lines and no values, and there are no warnings about them.
 func balancerOf(
 	root *yaml.Node, before *decoded,
 ) (b *desired.Balancer, warnings, problems fieldpath.Errors) {
@@ -140,10 +141,11 @@ const (
 	TopologyFile // of a lab
 )
 
-// KindOf guesses what a file describes. A file without the field node that has one of TopologyFields is
-// the topology of a lab. Any other file is a balancer's or an agent's, whichever has the
-// fields of the file, or an agent's if both have them. A mistyped field counts as the one that it probably
-// means. The error is of type fieldpath.Errors: the file is not a YAML document.
+// KindOf guesses what a file describes. A file without the field node that has one of
+// TopologyFields is the topology of a lab. Another file is a balancer's or an agent's: its fields
+// fit one of them better. If they fit both equally, it is an agent's. A mistyped field counts as
+// the field that was probably meant. The error is of type fieldpath.Errors: the file is not a YAML
+// document.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {
@@ -165,7 +167,7 @@ var TopologyFields = []string{
 	"two-armed",
 }
 
-// isTopology tells whether a document has fields of a topology, and not those of a balancer or an agent.
+// isTopology tells whether a document has a field of a topology, and no field node.
 func isTopology(top *yaml.Node) bool {
 	known, _ := fieldsOfType(reflect.TypeFor[desired.Balancer]())
 	known = append(slices.Clone(TopologyFields), known...)
@@ -183,8 +185,9 @@ func isTopology(top *yaml.Node) bool {
 	return found
 }
 
-// misfit returns how badly a node fits a type. A mistyped field adds 1. An unknown field adds 2, and 1
-// for each node in it. It follows no alias, and does not look into a Variant.
+// misfit returns how badly a node fits a type; 0 means that it has only known fields. A mistyped
+// field adds 1. An unknown field adds 2, and 1 for each node in its value. misfit follows no alias,
+// and does not look into a Variant.
 func misfit(node *yaml.Node, into reflect.Type) (n int) {
 	if reflect.PointerTo(into).Implements(reflect.TypeFor[Variant]()) {
 		return 0
@@ -214,7 +217,7 @@ func misfit(node *yaml.Node, into reflect.Type) (n int) {
 	return n
 }
 
-// size returns the number of nodes in a tree, which has no aliases expanded.
+// size returns the number of nodes in a tree. It follows no alias.
 func size(node *yaml.Node) int {
 	n := 1
 	for _, inner := range node.Content {

@@ -14,9 +14,9 @@ import (
 // longestPassword, in bytes, is TCP_MD5SIG_MAXKEYLEN of the kernel.
 const longestPassword = 80
 
-// ReadPasswords reads the password files of all peers. Only the owner may have access to a file,
-// which must be a regular one. The error is of type fieldpath.Errors. It names field and file, and never
-// quotes the content.
+// ReadPasswords reads the password files of all peers. A file must be a regular file to which only
+// its owner has access. The error is of type fieldpath.Errors. It names fields and files, and never
+// quotes the content of a file.
 func ReadPasswords(b *desired.BGP) (desired.Passwords, error) {
 	if b == nil {
 		return nil, nil

@@ -12,9 +12,9 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// decoded is what the services of a document have become. An override changes few of them, and merge
-// leaves the nodes of all others as they are. So the services and servers with these nodes need not be
-// decoded again, which would take most of the time of a change.
+// decoded has the services that were decoded from a document. An override changes few services, and
+// merge keeps the nodes of all others. So services and servers with the same nodes need not be
+// decoded again. To decode them again would take most of the time of a change.
 type decoded struct {
 	services map[string]decodedService // by name
 }
@@ -33,8 +33,9 @@ func decodedOf(root *yaml.Node, b *desired.Balancer) *decoded {
 	return d
 }
 
-// reuse sets a service, or a server, that was decoded before. It tells whether there is one. Such a
-// value has all defaults, and shares memory with the earlier one.
+// reuse sets a service or server to the one that was decoded from the same node before. It returns
+// false if there is none. A reused value has all defaults, and shares memory with the earlier one.
+// If the node of a service has changed, reuse prepares d.servers: its servers may still be reused.
 func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool {
 	switch into := into.Addr().Interface().(type) {
 	case *desired.Service:
@@ -61,8 +62,9 @@ func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool 
 	return true
 }
 
-// serversFor returns the servers, by their nodes, if the service differs from another one in nothing but
-// its servers: defaults of a server can depend on its service.
+// serversFor returns the servers of a service, by their nodes, for the changed node now of this
+// service. It returns nil if a field other than servers has changed: the defaults of a server can
+// depend on it.
 func (s *decodedService) serversFor(now *yaml.Node) map[*yaml.Node]*desired.Server {
 	before := resolved(s.node)
 	if len(before.Content) != len(now.Content) {
@@ -81,20 +83,20 @@ func (s *decodedService) serversFor(now *yaml.Node) map[*yaml.Node]*desired.Serv
 	return servers
 }
 
-// given tells whether a field needs no default: the document has a value, or its service or server was
-// complete before.
+// given tells whether a field needs no default: the document has a value for it, or it belongs to a
+// service or server that was reused.
 func (d *document) given(path string) bool {
 	if d.has(path) {
 		return true
 	}
-	server := strings.LastIndexByte(path, ']')
-	return server >= 0 && d.reused[path[:server+1]]
+	end := strings.LastIndexByte(path, ']') // of the path of the service or server
+	return end >= 0 && d.reused[path[:end+1]]
 }
 
-// isNew tells whether a service was decoded anew.
+// isNew tells whether a service was decoded and not reused.
 func (d *document) isNew(service int) bool { return !d.reused[fieldpath.Item("services", service)] }
 
-// completeServices sets the defaults of the services that were decoded anew.
+// completeServices sets the defaults of the services that were not reused.
 func (d *document) completeServices(b *desired.Balancer) {
 	for i := range b.Services {
 		if d.isNew(i) {

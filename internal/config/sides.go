@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Side is the file of a balancer or of an agent. It must fit the files of the other side.
+// Side is the file of a balancer or of an agent. It must fit the files of the other role.
 type Side struct {
 	Balancer *desired.Balancer // nil for an agent's file
 	Agent    *desired.Agent    // nil for a balancer's file
@@ -34,22 +34,23 @@ func AgentSide(file string, data []byte) *Side {
 	return &Side{Agent: a, file: file, document: d}
 }
 
-// at returns the place of a field, such as "agent.yaml:7 (services[0].port)". A missing field has the
-// line of its section.
+// at returns the place of a field, such as "agent.yaml:7 (services[0].port)". A missing field has
+// the line of its section.
 func (s *Side) at(path string) string {
 	e := s.document.at(path, "")
 	return fmt.Sprintf("%s:%d (%s)", s.file, e.Line, path)
 }
 
-// comparison compares the files of both sides.
+// comparison compares the files of balancers with those of agents.
 type comparison struct {
-	problems fieldpath.Errors // by which flows would be lost or refused
+	problems fieldpath.Errors // each would make servers lose or refuse flows
 	warnings fieldpath.Errors
 }
 
-// CompareSides compares each balancer's file with each agent's. A problem is a field whose values do
-// not fit together, and names both places. A warning is a server or an agent that the files of the
-// other side lack: that side may have further files.
+// CompareSides compares each balancer's file with each agent's. A problem is a field whose values
+// do not fit together, and names both places. An agent whose host is not a server of any balancer
+// is a problem, too. A warning is about something that cannot be compared, such as a server without
+// an agent's file.
 func CompareSides(sides []*Side) (problems, warnings fieldpath.Errors) {
 	var c comparison
 	var balancers, agents []*Side
@@ -81,21 +82,23 @@ func CompareSides(sides []*Side) (problems, warnings fieldpath.Errors) {
 
 func (s *Side) hasStore() bool { return s.Balancer.Store != nil }
 
-// differ reports that a field does not fit another side's. The format says how.
+// differ adds a problem with a field of a file. The text says how the field does not fit the other
+// file.
 func (c *comparison) differ(of *Side, path, format string, args ...any) {
 	e := of.document.at(path, fmt.Sprintf(format, args...))
 	e.File = of.file
 	c.problems = append(c.problems, e)
 }
 
-// warn is differ for a warning.
+// warn adds a warning about a field of a file.
 func (c *comparison) warn(of *Side, path, format string, args ...any) {
 	e := of.document.at(path, fmt.Sprintf(format, args...))
 	e.File = of.file
 	c.warnings = append(c.warnings, e)
 }
 
-// isHost tells whether a server of a balancer is the host of an agent.
+// isHost tells whether a server of a balancer is the host of the agent s: by the locator or the
+// address.
 func (s *Side) isHost(server *desired.Server) bool {
 	node := &s.Agent.Node
 	return server.Locator.IsValid() && server.Locator == node.Locator ||
@@ -121,7 +124,7 @@ func (s *Side) eachServer(each func(service *desired.Service, server *desired.Se
 	}
 }
 
-// sameHosts reports agents that claim to be the same host.
+// sameHosts reports agents with the same locator, which is an error in one of the files.
 func (c *comparison) sameHosts(agents []*Side) {
 	first := map[netip.Prefix]*Side{}
 	for _, a := range agents {
@@ -133,7 +136,7 @@ func (c *comparison) sameHosts(agents []*Side) {
 	}
 }
 
-// pair compares a balancer with an agent. It tells whether the agent's host is a server of the
+// pair compares a balancer with an agent. It returns whether the agent's host is a server of the
 // balancer.
 func (c *comparison) pair(b, a *Side) (isServer bool) {
 	srv6, polls := false, false
@@ -169,8 +172,8 @@ func (c *comparison) trust(b, a *Side) {
 	c.keys(b, a)
 }
 
-// keys compares the keys for tags. It never shows them. Files that do not exist here, as in a commit
-// hook, are not compared.
+// keys compares the keys for signals. It never shows them. It does not compare files that do not
+// exist on this host: the command may run on another one.
 func (c *comparison) keys(b, a *Side) {
 	const path = desired.SignalKeyField
 	file, other := b.Balancer.Node.SignalKey, a.Agent.Node.SignalKey
@@ -184,7 +187,7 @@ func (c *comparison) keys(b, a *Side) {
 		c.differ(b, path, "missing, and the agent has one: %s", a.at(path))
 		return
 	case file == other:
-		return // a path on two hosts
+		return // the path is the same on two hosts: only one of the files can be here
 	}
 	keys, err := ReadSignalKeys(file)
 	of := b
@@ -199,6 +202,7 @@ func (c *comparison) keys(b, a *Side) {
 		if problem.Problem != unix.ENOENT.Error() {
 			c.warn(of, path, "the keys of both sides were not compared: %s", problem.Problem)
 		}
+	// A node signs by its first key, so the other node must have this key.
 	case !slices.Contains(keys, others[0]):
 		c.differ(a, path, "the first key in the file is not among those of the balancer: %s", b.at(path))
 	case !slices.Contains(others, keys[0]):
@@ -206,7 +210,8 @@ func (c *comparison) keys(b, a *Side) {
 	}
 }
 
-// service compares a service of a balancer with that of the agent on one of its servers.
+// service compares a service of a balancer with the service of the agent on one of its servers.
+// serviceAt and at are the paths of the service and the server in the balancer's file.
 func (c *comparison) service(
 	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
 ) {
@@ -216,19 +221,19 @@ func (c *comparison) service(
 		return
 	}
 	own, ownAt := &a.Agent.Services[i], fieldpath.Item("services", i)
-	same := func(name string, value, other fmt.Stringer) {
+	mustBeSame := func(name string, value, other fmt.Stringer) {
 		if value.String() != other.String() {
 			c.differ(b, fieldpath.Child(serviceAt, name), "is %s, but %s on the server %s: %s", value, other,
 				server.Name, a.at(fieldpath.Child(ownAt, name)))
 		}
 	}
-	same("encapsulation", text(service.Encapsulation), text(own.Encapsulation))
+	mustBeSame("encapsulation", text(service.Encapsulation), text(own.Encapsulation))
 	if service.QUIC != nil {
 		form := fmt.Stringer(text("missing"))
 		if own.QUIC != nil {
 			form = own.QUIC
 		}
-		same("quic", service.QUIC, form)
+		mustBeSame("quic", service.QUIC, form)
 		if own.QUICID != server.QUICID {
 			c.differ(b, fieldpath.Child(at, "quic-id"), "differs from that of the agent: %s",
 				a.at(fieldpath.Child(ownAt, "quic-id")))
@@ -240,8 +245,9 @@ type text string
 
 func (t text) String() string { return string(t) }
 
-// agentService returns the index of the agent's service that gets the packets of a balancer's; -1:
-// none.
+// agentService returns the index of the agent's service that gets the packets of a balancer's
+// service: the one for the same port or, without one, the one for all ports. It returns -1 if there
+// is none.
 func agentService(a *desired.Agent, of *desired.Service) int {
 	found := -1
 	for i := range a.Services {
@@ -257,8 +263,8 @@ func agentService(a *desired.Agent, of *desired.Service) int {
 	return found
 }
 
-// missing reports that an agent has no service for that of a balancer. If it has one with the same
-// name, the error names the fields that differ.
+// missing reports that an agent has no service for the service of a balancer. If the agent has a
+// service with the same name, the problems name the fields that differ.
 func (c *comparison) missing(
 	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
 ) {
@@ -282,7 +288,7 @@ func (c *comparison) missing(
 		"protocol %s: %s", server.Name, service.VIP, service.Port, service.Protocol, a.at("services"))
 }
 
-// noServer reports an agent whose host is no server of the balancers.
+// noServer reports an agent whose host is not a server of any balancer.
 func (c *comparison) noServer(a *Side) {
 	path := "node.locator"
 	if !a.Agent.Node.Locator.IsValid() {
@@ -291,7 +297,7 @@ func (c *comparison) noServer(a *Side) {
 	c.differ(a, path, "no balancer's file has a server there")
 }
 
-// noAgents warns about hosts of servers that have no agent's file, once about each.
+// noAgents warns about each host with servers of a balancer for which there is no agent's file.
 func (c *comparison) noAgents(b *Side, agents []*Side) {
 	if b.hasStore() {
 		c.warn(b, "store", "the services are in the store, and are not compared")

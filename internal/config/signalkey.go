@@ -24,9 +24,9 @@ const mostSignalKeys = 2
 const longestKeyFile = mostSignalKeys*(2*len(desired.SignalKey{})+2) + 1
 
 // ReadSignalKeys reads a file with one or two keys, each as 32 hexadecimal digits on a line. For an
-// empty file name it returns no keys. Only the owner may have access to the file, which must be a
-// regular one. The error is of type *fieldpath.Error. It names field and file, and never quotes the
-// content.
+// empty file name it returns no keys. The file must be a regular file to which only its owner has
+// access. The error is of type *fieldpath.Error. It names the field and the file, and never quotes
+// the content of the file.
 func ReadSignalKeys(file string) (desired.SignalKeys, error) {
 	if file == "" {
 		return nil, nil
@@ -42,10 +42,11 @@ func ReadSignalKeys(file string) (desired.SignalKeys, error) {
 	return keys, nil
 }
 
-// readSecret reads a file to which only the owner has access. Of a longer file it reads longest + 1
-// bytes. The error does not contain the name of the file.
+// readSecret reads a file to which only the owner has access. If the file has more than longest
+// bytes, it reads one more than that, so that the caller notices. The error does not contain the
+// name of the file.
 func readSecret(file string, longest int) (string, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // without it a FIFO would block
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // to open a FIFO would block otherwise
 	if system, ok := errors.AsType[*fs.PathError](err); ok {
 		return "", system.Err
 	}
@@ -67,6 +68,7 @@ func readSecret(file string, longest int) (string, error) {
 	return string(content), err
 }
 
+// parseSignalKeys reads the content of a file with keys. If it is not valid, problem says why.
 func parseSignalKeys(content string) (keys desired.SignalKeys, problem string) {
 	lines := strings.Split(strings.TrimSuffix(content, "\n"), "\n")
 	if len(content) > longestKeyFile || len(lines) > mostSignalKeys {

@@ -28,7 +28,8 @@ func (d *document) warnOfAgent(a *desired.Agent) {
 	d.warnOfWorkersAsCapacity(a)
 }
 
-// warnOfForgedSignals warns if the balancer cannot tell a server's signal from a forged one.
+// warnOfForgedSignals warns if the balancer cannot tell a server's signal from a forged one: it has
+// no key for signals, and an interface that is inside the domain.
 func (d *document) warnOfForgedSignals(b *desired.Balancer) {
 	hunts := func(s desired.Service) bool { return s.ServersDecide() }
 	hunting := slices.IndexFunc(b.Services, hunts)
@@ -40,9 +41,10 @@ func (d *document) warnOfForgedSignals(b *desired.Balancer) {
 		b.Node.Locator, b.Node.Interface, b.Services[hunting].Name)
 }
 
-// warnOfUnknownClocks warns about load reports of servers whose clocks the balancer does not know.
-// By the serials alone, a report of a server that has rebooted is older than those before, for up
-// to half of the 6.5 days after which serials repeat.
+// warnOfUnknownClocks warns about load reports of servers that the balancer does not probe. Probes
+// tell the balancer the clocks of servers. Without them, it compares only the serials of reports.
+// After a reboot of the server, its reports then seem older than those from before, for up to half
+// of the 6.5 days after which serials repeat.
 func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if s.OrdersByReports() && !s.Probes() {
@@ -52,8 +54,9 @@ func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
 	}
 }
 
-// warnOfSeveralBalancers warns about what placements that infer lose if several balancers have the
-// service. The numbers are those of docs/research/placement.md.
+// warnOfSeveralBalancers warns about services that infer and that several balancers have: placement
+// is then worse, or another balancer does not find the server of a flow. The numbers are from
+// docs/research/placement.md.
 func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 	several := len(b.Node.Balancers()) > 1
 	for i, s := range b.Services {
@@ -66,7 +69,7 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 			// All servers are candidates.
 		case s.Infer.Among == desired.AmongCandidates:
 			cause := "infer.among"
-			if s.FindsByColumn() { // then among cannot be changed
+			if s.FindsByColumn() { // the persistence permits no other value of infer.among
 				cause = "persistence"
 			}
 			d.warnf(fieldpath.Child(at, cause), "the favourites of several balancers are the same "+
@@ -83,8 +86,9 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 	}
 }
 
-// warnOfPeers warns if the names of the balancers do not fit services with territories. Several
-// balancers are likely if servers are chosen so that other balancers find the flow.
+// warnOfPeers warns if the names of the balancers do not fit services with territories. If
+// infer.among is candidates, other balancers find the flow. Then the service probably has several
+// balancers, so their names must not be missing.
 func (d *document) warnOfPeers(b *desired.Balancer) {
 	i := slices.IndexFunc(b.Services, func(s desired.Service) bool { return s.HasTerritories() })
 	if i < 0 {
@@ -104,8 +108,9 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 	}
 }
 
-// warnOfUnusedWeights warns about different weights that a placement ignores. Weights widen the bounds
-// of what territory-learned learns.
+// warnOfUnusedWeights warns about different weights that a placement ignores. The estimator
+// territory-learned does not ignore weights: they widen the bounds of the capacities that it
+// learns.
 func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if !s.IgnoresWeights() || s.Estimates() == string(desired.EstimateTerritoryLearned) {
@@ -123,7 +128,8 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	}
 }
 
-// warnOfUnseenEnds warns about estimators that learn nothing from UDP, because no packet ends a flow.
+// warnOfUnseenEnds warns about estimators that learn nothing from UDP, because no packet ends a
+// flow.
 func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if s.IgnoresWeights() && len(s.Placement.Method().Estimators) > 0 && s.Protocol == desired.UDP {
@@ -133,8 +139,8 @@ func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	}
 }
 
-// warnOfUnconfirmedEnds warns about a timeout of flows whose end their server has signalled, if the
-// servers of the service signal no end.
+// warnOfUnconfirmedEnds warns about a value of timeouts.closing that has no effect. This timeout is
+// for flows whose server has signalled their end, and only servers of services that hunt signal it.
 func (d *document) warnOfUnconfirmedEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
 		path := fieldpath.Child(fieldpath.Item("services", i), "timeouts.closing")
@@ -158,7 +164,7 @@ func (d *document) warnOfNoTaker(b *desired.Balancer) {
 	}
 }
 
-// warnOfVIPsWithoutPeer warns about VIPs that should be announced, but not to anybody.
+// warnOfVIPsWithoutPeer warns about VIPs that should be announced, but that no peer takes.
 func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 	if b.BGP == nil {
 		return
@@ -173,7 +179,8 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 }
 
 // warnOfForgedQuestions warns if any host can pose as a balancer. It considers only services with
-// fields for hunting: for other services, only the balancer's file tells whether they hunt.
+// the field accept or load: their balancers probably hunt. For other services, only the balancer's
+// file tells.
 func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 	if len(a.Node.Balancers) > 0 {
 		return
@@ -189,8 +196,9 @@ func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 	}
 }
 
-// warnOfWorkersAsCapacity warns if servers that compare their loads would compare them only when
-// all workers of Apache are busy, because the source's own capacity is the number of workers.
+// warnOfWorkersAsCapacity warns about the load source Apache without a capacity. The capacity is
+// then the number of workers. So a server with policy least compares its load with others only when
+// all workers are busy.
 func (d *document) warnOfWorkersAsCapacity(a *desired.Agent) {
 	for i, s := range a.Services {
 		if s.Accept.Policy != desired.AcceptLeast || s.Load.Kind != desired.LoadApache || s.Load.Capacity > 0 {

@@ -30,19 +30,19 @@ import (
 
 // Runner is a running balancer or agent.
 type Runner[D any] interface {
-	// Reload makes the process follow another state with its secrets. It reads no files. After an
-	// error, the state before stays in force.
+	// Reload makes the process follow another desired state with its secrets. It reads no files. If it
+	// returns an error, the earlier state stays in force.
 	Reload(context.Context, D, desired.Secrets) error
-	// Losses returns the servers whose flows such a change would affect. Of an agent, it returns the
-	// services whose connections it would affect.
+	// Losses returns the servers whose flows would be affected if the process followed another desired
+	// state. For an agent, it returns the services whose connections would be affected.
 	Losses(context.Context, D) ([]desired.Loss, error)
 }
 
 // Controller changes the desired state of a process. Several goroutines may use it.
 type Controller[D config.State[D]] struct {
-	file string // of the configuration
+	file string // the configuration file
 	load func(file string) (*config.Files[D], fieldpath.Errors, error)
-	// keeper keeps the overrides instead of a file; nil: they are in a file.
+	// keeper keeps the overrides in a store. If it is nil, they are in a file.
 	keeper keeper[D]
 
 	mu       sync.Mutex
@@ -54,11 +54,11 @@ type Controller[D config.State[D]] struct {
 // Report gets the overrides after each change: those in force, and those that are left out.
 type Report func(inForce []desired.Override, invalid []desired.InvalidOverride)
 
-// keeper keeps the overrides of a controller, and makes its changes.
+// keeper keeps the overrides of a controller, and makes its changes. Fleet implements it.
 type keeper[D config.State[D]] interface {
 	Overrides() (list []desired.Override, version string)
-	// Reload makes the process follow its own file after a change. The caller holds the controller's
-	// mutex.
+	// Reload makes the process follow its own configuration file, which was read again. The caller
+	// holds the controller's mutex.
 	Reload(ctx context.Context, own *config.Files[D]) (fieldpath.Errors, error)
 	Change(ctx context.Context, terms Terms, c change[D]) (*Result, error)
 }
@@ -72,8 +72,8 @@ type Balancer struct {
 	fleet *Fleet // nil: the services come from the file
 }
 
-// LoadBalancer reads a balancer's configuration file and its overrides. It leaves out invalid
-// overrides (Invalid). Warnings and errors are those of config.LoadBalancer.
+// LoadBalancer reads a balancer's configuration file, its secrets and its overrides. It leaves out
+// invalid overrides: Invalid returns them. Warnings are those of config.LoadBalancer.
 func LoadBalancer(file string) (*Balancer, fieldpath.Errors, error) {
 	var b Balancer
 	warnings, err := b.start(file, config.LoadBalancer)
@@ -102,8 +102,8 @@ func (c *Controller[D]) start(
 	return warnings, err
 }
 
-// read reads the configuration file, the files with secrets that it names, and the overrides. Changes
-// read none of them.
+// read reads the configuration file, the files with secrets that it names, and the overrides. Only
+// starts and reloads read them.
 func (c *Controller[D]) read() (*config.Files[D], fieldpath.Errors, error) {
 	files, warnings, err := c.load(c.file)
 	if err != nil {
@@ -119,10 +119,11 @@ func (c *Controller[D]) read() (*config.Files[D], fieldpath.Errors, error) {
 	return files, warnings, nil
 }
 
-// versionOf identifies a desired state. Equal files and overrides have the same version.
+// versionOf returns the version of a desired state. Equal files and overrides have the same
+// version.
 func versionOf[D config.State[D]](f *config.Files[D]) string {
 	sum := sha256.New()
-	fmt.Fprintf(sum, "%d\n", len(f.Text))
+	fmt.Fprintf(sum, "%d\n", len(f.Text)) // tells where the file ends and the overrides begin
 	sum.Write(f.Text)
 	for _, o := range storedBy(f) {
 		text, err := json.Marshal(o)
@@ -131,10 +132,10 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 		}
 		sum.Write(text)
 	}
-	return hex.EncodeToString(sum.Sum(nil)[:8])
+	return hex.EncodeToString(sum.Sum(nil)[:8]) // 64 bits suffice to tell versions apart
 }
 
-// storedBy returns the overrides that belong into the file of overrides.
+// storedBy returns the overrides for the file of overrides: also those that are invalid.
 func storedBy[D config.State[D]](f *config.Files[D]) []desired.Override {
 	all := slices.Clone(f.Overrides)
 	for _, o := range f.Invalid {
@@ -156,8 +157,8 @@ func (c *Controller[D]) Secrets() desired.Secrets {
 	return c.inForce.Secrets
 }
 
-// InForce returns the desired state in force, and the overrides that it follows. The caller must not
-// change them.
+// InForce returns the desired state in force, and the overrides that it follows. The caller must
+// not change them.
 func (c *Controller[D]) InForce() (D, []desired.Override) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,7 +173,7 @@ func (c *Controller[D]) Invalid() []desired.InvalidOverride {
 	return c.inForce.Invalid
 }
 
-// Attach makes the controller change a process, and report the overrides to a function: now, and
+// Attach gives the controller the process that it changes. The controller calls onChange now, and
 // after each change.
 func (c *Controller[D]) Attach(runner Runner[D], onChange Report) {
 	c.mu.Lock()
@@ -181,9 +182,9 @@ func (c *Controller[D]) Attach(runner Runner[D], onChange Report) {
 	onChange(c.inForce.InForce, c.inForce.Invalid)
 }
 
-// Reload reads all files again and makes the process follow them. If it returns an error, the state
-// before stays in force. An override that has become invalid is an error, unless the start has left it
-// out already.
+// Reload reads all files again and makes the process follow them. If it returns an error, the
+// earlier state stays in force. An invalid override is an error, unless it is one of those that are
+// left out already.
 func (c *Controller[D]) Reload(ctx context.Context) (warnings fieldpath.Errors, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,21 +205,23 @@ func (c *Controller[D]) Reload(ctx context.Context) (warnings fieldpath.Errors, 
 	return warnings, nil
 }
 
+// newlyInvalid returns the errors of invalid overrides that were not left out before.
 func (c *Controller[D]) newlyInvalid(next *config.Files[D]) fieldpath.Errors {
-	var left []desired.Override
+	var leftOut []desired.Override
 	for _, o := range c.inForce.Invalid {
-		left = append(left, o.Override)
+		leftOut = append(leftOut, o.Override)
 	}
-	return desired.NewlyInvalid(next.Invalid, left)
+	return desired.NewlyInvalid(next.Invalid, leftOut)
 }
 
+// enforce notes files that the process follows now, and reports their overrides.
 func (c *Controller[D]) enforce(next *config.Files[D]) {
 	c.inForce = next
 	c.onChange(next.InForce, next.Invalid)
 }
 
-// Overrides returns the overrides, also those without effect, but not those that are left out. It also
-// returns the version of the desired state.
+// Overrides returns the overrides, also those without effect, but not those that are left out. It
+// also returns the version of the desired state.
 func (c *Controller[D]) Overrides() (overrides []desired.Override, version string) {
 	if c.keeper != nil {
 		return c.keeper.Overrides()
@@ -232,15 +235,16 @@ var (
 	// ErrVersion is wrapped in the error of a change if the version in force is not the expected
 	// one.
 	ErrVersion = store.ErrVersion
-	// ErrStored is wrapped in the error of a change if the process has not read the file of overrides:
-	// somebody else has changed it, or its content was no list of overrides at the start.
+	// ErrStored is wrapped in the error of a change if the process does not know the content of the
+	// file of overrides: somebody else has changed the file, or the process could not read it at the
+	// start.
 	ErrStored = errors.New("reload first")
 	// ErrNotFound is wrapped in the error of a change if there is no such service or server.
 	ErrNotFound = errors.New("no such service or server")
 	// ErrRemovals is wrapped in the error of a change that takes more servers out of service than its
 	// limit allows.
 	ErrRemovals = errors.New("permit it by --allow-removals")
-	// ErrExists is wrapped in the error of a change that adds what exists already.
+	// ErrExists is wrapped in the error of a change that adds a service or server that exists already.
 	ErrExists = errors.New("exists already")
 )
 
@@ -250,15 +254,16 @@ type Terms struct {
 	Version string
 	// DryRun checks the change and applies nothing.
 	DryRun bool
-	// PermitsRemovals permits the change to take more servers out of service than the limit allows: that
-	// of a store, or desired.DefaultMaxRemovedPercent for a file with all services.
+	// PermitsRemovals permits the change to take more servers out of service than the limit allows.
+	// With a store, this is the store's limit. Otherwise only ApplyFile has a limit,
+	// desired.DefaultMaxRemovedPercent.
 	PermitsRemovals bool
 }
 
 // Result is what a change did, or would do.
 type Result struct {
-	// Version is that of the desired state after the change. After a dry run, it is the version that
-	// the result is for: with it in Terms, the same change is made, or none.
+	// Version is the version of the desired state after the change. After a dry run, it is the version
+	// before the change: if the next change has it in Terms, it has the same result, or none.
 	Version  string
 	Changes  desired.Changes  // none: the change has no effect
 	Losses   []desired.Loss   // servers or services whose flows the change affects
@@ -266,15 +271,19 @@ type Result struct {
 }
 
 // Change makes all edits in their order, or none. It stores the overrides, so that they survive a
-// restart. The error wraps ErrVersion, ErrStored, ErrNotFound, ErrExists, ErrRemovals or ErrHeld, is
-// of type fieldpath.Errors, or is that of the process or of writing the file or the store. After an error,
-// the state before stays in force, unless the error wraps store.ErrUnknown.
+// restart. The error is one of these:
+//   - It wraps ErrVersion, ErrStored, ErrNotFound, ErrExists, ErrRemovals or ErrHeld.
+//   - It is of type fieldpath.Errors: the desired state would be invalid.
+//   - The process could not follow the change, or the file or the store could not be written.
+//
+// After an error, the earlier state stays in force. Only if the error wraps store.ErrUnknown, the
+// change may have been made.
 func (c *Controller[D]) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
 	compute := func(f *config.Files[D]) (*config.Files[D], fieldpath.Errors, error) { return edited(f, edits) }
 	return c.follow(ctx, terms, change[D]{compute: compute})
 }
 
-// ApplyFile makes the services those of another configuration file, by overrides. What
+// ApplyFile changes the services to those of another configuration file, by overrides. What
 // operators have drained stays drained. Other sections of the file have no effect: there is a
 // warning if they differ from those in force. Errors are those of Change.
 func (c *Controller[D]) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
@@ -288,12 +297,12 @@ func (c *Controller[D]) ApplyFile(ctx context.Context, text []byte, terms Terms)
 type change[D config.State[D]] struct {
 	// compute returns the changed files, and warnings about the change.
 	compute func(*config.Files[D]) (*config.Files[D], fieldpath.Errors, error)
-	// isWhole tells that the change gives all services: those that it lacks are removed. Other changes
-	// name each service and server that they affect.
+	// isWhole tells that the change gives all services, and removes each other service. A change that
+	// is not whole names each service and server that it affects.
 	isWhole bool
 }
 
-// follow makes the process follow changed files.
+// follow computes changed files, checks them, and makes the process follow them.
 func (c *Controller[D]) follow(ctx context.Context, terms Terms, wanted change[D]) (*Result, error) {
 	if c.keeper != nil {
 		return c.keeper.Change(ctx, terms, wanted)
@@ -330,8 +339,8 @@ func (c *Controller[D]) follow(ctx context.Context, terms Terms, wanted change[D
 	return result, nil
 }
 
-// apply makes the process follow other overrides, and stores them. The file is written first,
-// under another name: the likeliest failure, a full disk, then changes nothing.
+// apply makes the process follow other overrides, and stores them. First it writes the file under
+// another name. So the likeliest failure, a full disk, changes nothing.
 func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error {
 	pending, err := c.prepare(next)
 	if err != nil {
@@ -341,6 +350,8 @@ func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error 
 		return errors.Join(err, pending.Discard())
 	}
 	if err := pending.Commit(); err != nil {
+		// The process must not follow overrides that a restart would forget: it returns to the earlier
+		// ones.
 		return errors.Join(fmt.Errorf("store the overrides: %w", err),
 			c.runner.Reload(context.WithoutCancel(ctx), c.inForce.Desired, c.inForce.Secrets))
 	}
@@ -348,7 +359,8 @@ func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error 
 	return nil
 }
 
-// prepare writes the file of overrides under another name.
+// prepare writes the file of overrides under another name. It returns an error if somebody else has
+// changed the file since the process read or wrote it.
 func (c *Controller[D]) prepare(next *config.Files[D]) (*atomicfile.Pending, error) {
 	path := next.Desired.OverridesFile()
 	if path == "" {

@@ -37,16 +37,17 @@ func (t target) String() string {
 // draft is a list of overrides that is being edited.
 type draft[D config.State[D]] struct {
 	files *config.Files[D]
-	// added has the fields of the servers of services that overrides add.
+	// added has the servers of services that overrides add, with their fields.
 	added map[target]map[string]any
 	list  []desired.Override
-	at    map[target]int   // indexes in list
-	of    map[string][]int // likewise, of a service and its servers
+	at    map[target]int   // the index in list of the override of a target
+	of    map[string][]int // the indexes in list of the overrides of a service and its servers
 	// sets are the targets whose field Set was edited.
 	sets []target
 }
 
-// edited returns files with edited overrides.
+// edited returns files with edited overrides, and warnings. An edit of a target discards the
+// invalid override of this target.
 func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Files[D], fieldpath.Errors, error) {
 	if problems := validate(edits); len(problems) > 0 {
 		return nil, nil, problems
@@ -73,7 +74,8 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	return next, append(gone, warnings...), nil
 }
 
-// asEdited leaves the file of overrides out of errors about edits: their caller has not written it.
+// asEdited removes the file and the line from errors about edited overrides. The caller has sent
+// edits, and has not written the file of overrides.
 func asEdited(err error, edits []Edit) error {
 	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
@@ -81,7 +83,7 @@ func asEdited(err error, edits []Edit) error {
 	}
 	problems = slices.Clone(problems)
 	for i, problem := range problems {
-		of, _, _ := strings.Cut(problem.Path, ".")
+		of, _, _ := strings.Cut(problem.Path, ".") // the path begins with the override's target
 		if slices.ContainsFunc(edits, func(e Edit) bool {
 			return target{e.Service, e.Server}.String() == of
 		}) {
@@ -93,8 +95,8 @@ func asEdited(err error, edits []Edit) error {
 	return problems
 }
 
-// isEdited tells whether edits take the place of an invalid override: there is one override of each
-// service and server.
+// isEdited tells whether an edit replaces an invalid override. An edit replaces the override of its
+// target. A reset or removal of a service also replaces those of its servers.
 func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	return slices.ContainsFunc(edits, func(e Edit) bool {
 		takesServers := e.Server == "" && (e.Reset || e.Remove)
@@ -102,20 +104,22 @@ func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	})
 }
 
-// refuseUnstable returns errors if the next start or reload would make another state: it reads the
-// overrides that are left out, too. The errors name those that are then valid. If there are none, a
-// left-out override makes another one invalid, and the errors name all that are left out.
+// refuseUnstable returns errors if the next start or reload would lead to another state than next.
+// This is possible because the start also reads the overrides that are left out now, and some of
+// them may be valid after the change. The errors name these overrides. If there are none, an
+// override that is left out makes another one invalid. Then the errors name all overrides that are
+// left out.
 func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems fieldpath.Errors) {
 	later, _ := next.WithValid(storedBy(next))
 	if reflect.DeepEqual(later.Desired, next.Desired) {
 		return nil
 	}
-	stays := map[string]bool{}
+	staysInvalid := map[string]bool{}
 	for _, o := range later.Invalid {
-		stays[o.Target()] = true
+		staysInvalid[o.Target()] = true
 	}
 	causes := slices.DeleteFunc(slices.Clone(next.Invalid), func(o desired.InvalidOverride) bool {
-		return stays[o.Target()]
+		return staysInvalid[o.Target()]
 	})
 	if len(causes) == 0 {
 		causes = next.Invalid
@@ -127,7 +131,7 @@ func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems fieldpat
 	return problems
 }
 
-// validate checks the form of edits.
+// validate checks the form of edits, without the services and servers to which they apply.
 func validate(edits []Edit) (problems fieldpath.Errors) {
 	for i, e := range edits {
 		at := fieldpath.Item("edits", i)
@@ -137,18 +141,20 @@ func validate(edits []Edit) (problems fieldpath.Errors) {
 				actions++
 			}
 		}
-		o := desired.Override{
-			Service: e.Service, Server: e.Server, Add: e.Add, Set: e.Set, Remove: e.Remove || e.Reset,
-		}
 		if actions != 1 {
 			problems.Addf(at, "must have exactly one of add, set, remove and reset")
 			continue
+		}
+		// An override cannot say reset. A removal has the same form.
+		o := desired.Override{
+			Service: e.Service, Server: e.Server, Add: e.Add, Set: e.Set, Remove: e.Remove || e.Reset,
 		}
 		problems = append(problems, o.Validate(at)...)
 	}
 	return problems
 }
 
+// newDraft returns the list of the overrides in files, ready for edits.
 func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
 	d := &draft[D]{
 		files: files, added: map[target]map[string]any{},
@@ -164,14 +170,14 @@ func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
 	return d
 }
 
-// index notes where the override of a target is.
+// index notes that the override of a target is the item i of the list.
 func (d *draft[D]) index(t target, i int) {
 	d.at[t] = i
 	d.of[t.service] = append(d.of[t.service], i)
 }
 
-// serversOf yields the servers, with their fields, of a service that an override adds. The file's
-// services take precedence.
+// serversOf yields the servers of a service that an override adds, with their fields. If the file
+// has a service of this name, the override adds nothing, and serversOf yields nothing.
 func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]any] {
 	return func(yield func(target, map[string]any) bool) {
 		list, _ := o.Add["servers"].([]any)
@@ -190,7 +196,8 @@ func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]a
 // has tells whether the file, or a service that an override adds, has a service or server.
 func (d *draft[D]) has(t target) bool { return d.files.Has(t.service, t.server) || d.added[t] != nil }
 
-// override returns the override of a target, which is empty if there is none.
+// override returns the override of a target. If there is none, it appends an empty override to the
+// list.
 func (d *draft[D]) override(t target) *desired.Override {
 	i, ok := d.at[t]
 	if !ok {
@@ -211,7 +218,7 @@ func (d *draft[D]) overrides() (all []desired.Override) {
 	return all
 }
 
-// exists tells whether there is a service or server, by the file and the overrides so far.
+// exists tells whether there is a service or server after the edits so far.
 func (d *draft[D]) exists(t target) bool {
 	if t.server != "" && !d.exists(target{t.service, ""}) {
 		return false
@@ -223,6 +230,7 @@ func (d *draft[D]) exists(t target) bool {
 	return !d.list[i].Remove && (d.has(t) || d.list[i].Add != nil)
 }
 
+// edit makes one edit.
 func (d *draft[D]) edit(e Edit) error {
 	t := target{e.Service, e.Server}
 	switch {
@@ -246,11 +254,12 @@ func (d *draft[D]) edit(e Edit) error {
 	} else {
 		o.Set = mergePatches(d.written(t), o.Set, e.Set)
 	}
-	o.Line = 0
+	o.Line = 0 // it is no longer what the file of overrides has
 	d.sets = append(d.sets, t)
 	return nil
 }
 
+// add makes the edit that adds a service or server.
 func (d *draft[D]) add(t target, fields desired.Fields) error {
 	service := target{t.service, ""}
 	switch {
@@ -270,7 +279,7 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 	return nil
 }
 
-// reset removes the overrides of a target, and those of its servers.
+// reset removes the override of a target. For a service, it also removes those of its servers.
 func (d *draft[D]) reset(t target) {
 	if t.server == "" {
 		for _, i := range d.of[t.service] {
@@ -281,7 +290,7 @@ func (d *draft[D]) reset(t target) {
 	}
 }
 
-// clear makes an override empty.
+// clear makes the override i empty. overrides leaves empty ones out.
 func (d *draft[D]) clear(i int) {
 	o := &d.list[i]
 	for t := range d.serversOf(o) {
@@ -290,8 +299,8 @@ func (d *draft[D]) clear(i int) {
 	*o = desired.Override{Service: o.Service, Server: o.Server}
 }
 
-// written returns the fields of a target without the patch of its override: those of the file, or
-// those with which an override adds it.
+// written returns the fields of a target before the patch Set of its override: those of the file,
+// or those with which an override adds the target.
 func (d *draft[D]) written(t target) map[string]any {
 	if i, ok := d.at[t]; ok && d.list[i].Add != nil {
 		return d.list[i].Add
@@ -302,19 +311,21 @@ func (d *draft[D]) written(t target) map[string]any {
 	return d.files.Written(t.service, t.server)
 }
 
-// mergePatches returns the merge patch that has the effect of two, one after the other, on fields. If
-// the first patch removes a section, and the second one gives it fields, then the result removes the
-// other fields of the section.
+// mergePatches returns the merge patch (RFC 7396) that has the same effect on fields as a first
+// patch and then a second one. If the first patch removes a section and the second one gives it
+// fields, the section must have only these fields. So the result also removes each other field of
+// the section.
 func mergePatches(fields, first, second map[string]any) map[string]any {
 	merged := maps.Clone(first)
 	if merged == nil {
 		merged = map[string]any{}
 	}
 	for name, value := range second {
-		if patch, ok := value.(map[string]any); ok {
+		if patch, isSection := value.(map[string]any); isSection {
 			section, _ := fields[name].(map[string]any)
 			before, isPatch := merged[name].(map[string]any)
-			if _, touched := merged[name]; touched && !isPatch {
+			_, isInFirst := merged[name]
+			if isInFirst && !isPatch { // the first patch removes the section
 				before = removal(section)
 			}
 			value = mergePatches(section, before, patch)
@@ -333,16 +344,19 @@ func removal(fields map[string]any) map[string]any {
 	return patch
 }
 
-// trimmed leaves out the fields of the edited overrides that change nothing, such as an end of a
-// drain. It tells whether there are any.
-func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
+// trimmed returns the files next without the fields in edited overrides that change nothing. An
+// example is drained: false for a server that the file does not drain. ok is false if there are no
+// such fields, or if they cannot be left out.
+func (d *draft[D]) trimmed(
+	next *config.Files[D],
+) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
 	var err error
 	full := slices.Clone(d.list)
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
-	without := d.files
-	// The first edits of services and servers leave the other overrides as they are.
+	without := d.files // what the files say without the edited patches
+	// If the edited targets had no overrides before, these are the files as they were.
 	if others := d.overrides(); !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
 		without, _, err = d.files.WithOverrides(others)
 	}
@@ -360,7 +374,7 @@ func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], war
 		return nil, nil, false
 	}
 	trimmed, warnings, err = d.files.WithOverrides(d.overrides())
-	// A field without effect of its own can change the default of another one.
+	// A field whose own value stays the same can still change the default of another field.
 	if err != nil || !reflect.DeepEqual(trimmed.Desired, next.Desired) {
 		return nil, nil, false
 	}
@@ -369,12 +383,14 @@ func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], war
 
 func equalOverrides(a, b desired.Override) bool { return reflect.DeepEqual(a, b) }
 
-// valueOf returns the service or server of a target. It is invalid if there is none.
+// valueOf returns the service or server of a target. If there is none, the reflect.Value is
+// invalid.
 func valueOf[D config.State[D]](state D, t target) reflect.Value {
 	return reflect.ValueOf(state.Item(t.service, t.server))
 }
 
-// effective returns the fields of a patch whose values differ in two structs.
+// effective returns the fields of a patch that have different values in the structs before and
+// after.
 func effective(patch map[string]any, before, after reflect.Value) map[string]any {
 	kept := map[string]any{}
 	for name, value := range patch {
@@ -394,8 +410,8 @@ func effective(patch map[string]any, before, after reflect.Value) map[string]any
 
 func isStruct(v reflect.Value) bool { return v.IsValid() && v.Kind() == reflect.Struct }
 
-// fieldNamed returns the field with a name in configuration files, without pointers. It is invalid
-// if the struct has no such field, or if the pointer is nil.
+// fieldNamed returns the field of a struct that has a name in configuration files. It follows a
+// pointer. The result is invalid if the struct has no such field, or if the pointer is nil.
 func fieldNamed(in reflect.Value, name string) reflect.Value {
 	if !isStruct(in) {
 		return reflect.Value{}

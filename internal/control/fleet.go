@@ -19,21 +19,26 @@ import (
 )
 
 const (
-	// effectPatience is how long a change waits until this balancer follows it, and
-	// releasePatience how long it waits for new generations. A service begins one in ten seconds.
-	effectPatience, releasePatience = 10 * time.Second, 2 * time.Second
-	// storePatience is how long the store may take to make a change. With the times above, the answer
-	// is there before the API's server and its clients give up.
+	// effectPatience is how long a change waits until this balancer has read it from the store, and
+	// has tried to follow it.
+	effectPatience = 10 * time.Second
+	// releasePatience is how long a change then waits until this balancer follows it. It can take
+	// longer, because a service begins at most one generation in ten seconds.
+	releasePatience = 2 * time.Second
+	// storePatience is how long the store may take to make a change. All three times together are
+	// shorter than the timeout of the API's requests.
 	storePatience = 40 * time.Second
 )
 
-// ErrHeld is wrapped in the error of a change that permits removals while the balancer does not follow
-// a version because of its removals.
+// ErrHeld is wrapped in the error of a change that permits removals, if the balancer does not
+// follow the store because a version removes too many servers. The change would permit these
+// removals, too.
 var ErrHeld = errors.New("confirm the version, or restore its servers first")
 
-// CheckRemovals returns the function that refuses changes of a store that take more servers out of
-// service than a balancer's limit allows. A change may drain any server if somebody has named each of
-// them. The function's error wraps ErrRemovals.
+// CheckRemovals returns a function that checks a change of a store. It returns an error, which
+// wraps ErrRemovals, if the change takes more servers out of service than a balancer's limit
+// allows. namesDrains tells that somebody has named each server that the change drains. Then
+// drained servers do not count.
 func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after store.Tree) error {
 	return func(before, after store.Tree) error {
 		err := store.CheckRemovals(before, after, cfg.Store.MaxRemovedPercent, namesDrains)
@@ -47,7 +52,8 @@ func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after s
 // Member is a running balancer of a fleet.
 type Member interface {
 	Runner[*desired.Balancer]
-	// Follow is Reload with the generations of the fleet, instead of the balancer's own.
+	// Follow is Reload with the generations of the fleet. Without a fleet, they are nil, and the
+	// balancer makes its own.
 	Follow(context.Context, *desired.Balancer, desired.Secrets, serversets.Generations) error
 }
 
@@ -62,12 +68,11 @@ type Fleet struct {
 	cancel     context.CancelFunc
 	ended      chan struct{}
 
-	// The controller's mutex guards what the balancer follows: its own file, which has no services,
-	// and a state of the store, which is nil before the first one. warned has the warnings about
-	// both.
-	own    *config.BalancerFiles
-	state  *store.State
-	warned []string
+	// The controller's mutex guards these fields. The balancer follows its own file and a state of the
+	// store.
+	own    *config.BalancerFiles // without services
+	state  *store.State          // nil before the first one
+	warned []string              // warnings about both that were logged already
 }
 
 // Join connects the controller with the store that its configuration names, and begins to follow
@@ -89,7 +94,7 @@ func (c *Balancer) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
 	f.follower = store.NewFollower(s, f, cfg, ownGenerations(&cfg.Node, log), log)
 	c.fleet, c.keeper = f, f
 	ctx, f.cancel = context.WithCancel(ctx)
-	go func() { // Close waits for it
+	go func() { // Close waits for its end
 		defer close(f.ended)
 		_ = f.follower.Run(ctx)
 	}()
@@ -112,8 +117,8 @@ func (f *Fleet) Close() error {
 	return f.store.Close()
 }
 
-// First waits for the first content of the store, or that which the balancer followed last. It
-// calls waiting, again and again, as long as there is none.
+// First waits until the balancer has services: from the store, or those that it has followed last.
+// It calls waiting every few seconds until then.
 func (f *Fleet) First(ctx context.Context, waiting func(store.Status)) error {
 	return f.follower.First(ctx, waiting)
 }
@@ -136,7 +141,7 @@ func (f *Fleet) Confirm(ctx context.Context, version string) error {
 	return f.follower.Confirm(ctx, v)
 }
 
-// Attach is as that of Controller, for a balancer that may be a member of a fleet.
+// Attach is Controller.Attach for a balancer that may be a member of a fleet.
 func (c *Balancer) Attach(member Member, onChange Report) {
 	c.Controller.Attach(member, onChange)
 	if c.fleet != nil {
@@ -158,7 +163,7 @@ func (c *Balancer) Generations() serversets.Generations {
 	return c.fleet.state.Generations
 }
 
-// interpret returns the files with the content of a store.
+// interpret returns the balancer's own file with the services and overrides of a store.
 func (f *Fleet) interpret(d *store.Document) (*config.BalancerFiles, fieldpath.Errors, error) {
 	f.controller.mu.Lock()
 	own := f.own
@@ -166,7 +171,7 @@ func (f *Fleet) interpret(d *store.Document) (*config.BalancerFiles, fieldpath.E
 	return config.WithStored(own, d.Services, d.Overrides)
 }
 
-// Interpret is for the follower of the store.
+// Interpret implements store.Balancer.
 func (f *Fleet) Interpret(d *store.Document) (*desired.Balancer, error) {
 	files, _, err := f.interpret(d)
 	if err != nil {
@@ -175,8 +180,8 @@ func (f *Fleet) Interpret(d *store.Document) (*desired.Balancer, error) {
 	return files.Desired, nil
 }
 
-// Follow is for the follower of the store. The first state is for the start of the balancer. The
-// next ones wait until it has started.
+// Follow implements store.Balancer. The balancer starts with the first state. A later state waits
+// until the balancer has started.
 func (f *Fleet) Follow(ctx context.Context, state *store.State) error {
 	c := f.controller
 	c.mu.Lock()
@@ -199,10 +204,12 @@ func (f *Fleet) Follow(ctx context.Context, state *store.State) error {
 	return nil
 }
 
-// enforce makes the balancer follow its own file with a state of the store. The caller holds the
-// controller's mutex from before it takes either of them until enforce returns. So whichever of a
-// reload and a new state comes last has the newest of both. The first state is only noted: the
-// balancer starts with it.
+// enforce makes the balancer follow its own file with a state of the store. The first state is only
+// noted: the balancer starts with it.
+//
+// The caller must lock the controller's mutex before it reads own or state, and hold it until
+// enforce returns. So if a reload and a new state come at the same time, the later one has the
+// newest of both.
 func (f *Fleet) enforce(
 	ctx context.Context, own *config.BalancerFiles, state *store.State,
 ) (warnings fieldpath.Errors, err error) {
@@ -230,7 +237,7 @@ func (f *Fleet) enforce(
 	return warnings, nil
 }
 
-// Reload is for the controller, whose caller logs the warnings.
+// Reload implements keeper. The caller of Controller.Reload logs the warnings.
 func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (fieldpath.Errors, error) {
 	if err := own.File.ReloadableFrom(f.own.File); err != nil {
 		return nil, err
@@ -242,8 +249,8 @@ func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (fieldpat
 	return warnings, err
 }
 
-// logNew logs the warnings that the state before did not have. Each state has most of its warnings
-// in common with the one before. The caller holds the controller's mutex.
+// logNew logs the warnings that were not logged for the state before: most warnings are the same
+// for each state. The caller holds the controller's mutex.
 func (f *Fleet) logNew(warnings fieldpath.Errors) {
 	texts := textsOf(warnings)
 	for _, text := range texts {
@@ -262,8 +269,8 @@ func textsOf(warnings fieldpath.Errors) []string {
 	return texts
 }
 
-// Overrides returns all overrides of the store, and its version, for the controller. If the store's
-// newest content is missing or not valid, they are those of the content that is in force.
+// Overrides implements keeper. It returns the overrides and the version of the store's newest
+// content. If this content is missing or not valid, it returns those of the content in force.
 func (f *Fleet) Overrides() ([]desired.Override, string) {
 	if n := f.follower.Newest(); n != nil && n.Check() == nil {
 		if document, err := n.Tree().Document(); err == nil {
@@ -276,7 +283,7 @@ func (f *Fleet) Overrides() ([]desired.Override, string) {
 	return slices.Clone(c.inForce.Overrides), f.follower.Status().Follows.String()
 }
 
-// Change makes a change in the store, so that all balancers follow it, for the controller.
+// Change implements keeper. It makes a change in the store, so that all balancers follow it.
 func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balancer]) (*Result, error) {
 	change := store.Change{
 		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !c.isWhole, DryRun: terms.DryRun,
@@ -295,7 +302,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 			"permit the removals of that version: %w", held, ErrHeld)
 	}
 	var result *Result
-	var refusal error // of the last edit
+	var refusal error // the error of the last call of Edit
 	change.Edit = func(tree store.Tree) (next store.Tree, err error) {
 		next, result, refusal = f.edit(ctx, tree, c)
 		return next, refusal
@@ -323,7 +330,8 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 	return result, nil
 }
 
-// edit makes a change in the content of the store.
+// edit computes a change: the content of the store after the change, and the result for this
+// balancer.
 func (f *Fleet) edit(
 	ctx context.Context, tree store.Tree, c change[*desired.Balancer],
 ) (store.Tree, *Result, error) {
@@ -351,25 +359,26 @@ func (f *Fleet) edit(
 	return next, &Result{Changes: changes, Losses: losses, Warnings: warnings}, nil
 }
 
-// awaitEffect waits until this balancer follows a change. The change is made in any case, so the
-// result is only warnings.
+// awaitEffect waits until this balancer follows a change, and returns a warning if it does not.
+// That is not an error: the change is in the store.
 func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warnings fieldpath.Errors) {
-	hasHandled := func(s store.Status) bool {
+	hasConsidered := func(s store.Status) bool {
 		return s.Newest.Epoch == version.Epoch && s.Newest.Change >= version.Change
 	}
-	follows := func(s store.Status) bool {
-		return s.Follows.Epoch == version.Epoch && s.Follows.Change >= version.Change ||
-			s.Confirmable != (store.Version{})
+	followsOrAsks := func(s store.Status) bool {
+		follows := s.Follows.Epoch == version.Epoch && s.Follows.Change >= version.Change
+		needsConfirmation := s.Confirmable != (store.Version{})
+		return follows || needsConfirmation
 	}
 	waiting, cancel := context.WithTimeout(ctx, effectPatience)
 	defer cancel()
-	if err := f.Await(waiting, hasHandled); err != nil {
+	if err := f.Await(waiting, hasConsidered); err != nil {
 		warnings.Addf("store", "the change is made, and this balancer does not follow it yet")
 		return warnings
 	}
 	waiting, cancel = context.WithTimeout(ctx, releasePatience)
 	defer cancel()
-	err := f.Await(waiting, follows)
+	err := f.Await(waiting, followsOrAsks)
 	switch held := f.Status().Held; {
 	case held != "":
 		warnings.Addf("store", "this balancer does not follow the change: %s", held)

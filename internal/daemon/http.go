@@ -15,7 +15,7 @@ import (
 // shutdownTimeout is how long requests may continue after the context has ended.
 const shutdownTimeout = time.Second
 
-// ServeHTTP answers requests until the context ends. It returns earlier only with an error.
+// ServeHTTP answers requests until the context ends. It returns earlier only if there is an error.
 func ServeHTTP(ctx context.Context, server *http.Server, listener net.Listener) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -26,7 +26,7 @@ func ServeHTTP(ctx context.Context, server *http.Server, listener net.Listener) 
 	})
 	group.Go(func() error {
 		<-ctx.Done()
-		// The context has ended, so the remaining requests get a timeout of their own.
+		// The context has ended, so Shutdown needs another one to wait for the remaining requests.
 		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
 		if server.Shutdown(patience) != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// mostScrapes and mostConnections bound what clients of the metrics can use at a time. Further scrapes get
-// the status 503, and further connections wait.
+// mostScrapes is the greatest number of scrapes at a time: further ones get the status 503.
+// mostConnections is the greatest number of connections at a time: further ones wait.
 const (
 	mostScrapes     = 4
 	mostConnections = 64
 )
 
-// scrapeTimeout bounds the time that a client may take to send its request and to read the answer.
+// scrapeTimeout is how long a client may take to send its request, and how long to read the answer.
 const scrapeTimeout = 30 * time.Second
 
 // Metrics serves Prometheus metrics over HTTP, at /metrics. It serves the registered metrics, and
@@ -38,9 +38,9 @@ type Metrics struct {
 	readAt   prometheus.Gauge
 }
 
-// ListenMetrics opens the TCP address of the configuration's metrics.listen. If the address is
-// empty, it opens nothing. Requests are answered while Run runs. A caller that never calls Run must
-// call Close. The names of the process's own metrics start with prefix.
+// ListenMetrics listens on a TCP address, that of metrics.listen in the configuration. If the
+// address is empty, metrics are not served. Requests are answered while Run runs. A caller that
+// never calls Run must call Close. The names of the metrics about reloads begin with prefix.
 func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -111,7 +111,7 @@ func (m *Metrics) Run(ctx context.Context) error {
 	return nil
 }
 
-// TrackReloads returns a function that reloads and exports the result as metrics.
+// TrackReloads returns a function that calls reload and exports the result as metrics.
 func (m *Metrics) TrackReloads(reload func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := reload(ctx)
@@ -120,6 +120,7 @@ func (m *Metrics) TrackReloads(reload func(context.Context) error) func(context.
 	}
 }
 
+// observeReload sets the metrics about reloads after one has ended with an error, or with nil.
 func (m *Metrics) observeReload(err error) {
 	if err != nil {
 		m.reloaded.Set(0)

@@ -12,8 +12,8 @@ import (
 )
 
 // Notify tells the service manager the state of the process, such as "READY=1"; see sd_notify(3).
-// It does nothing if there is no service manager, or if the receiver has gone, because it waited
-// only for the start.
+// It does nothing if there is no service manager. A receiver may wait only for the start, and then
+// remove its socket: that is not an error.
 func Notify(state string) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -29,8 +29,8 @@ func Notify(state string) error {
 	return err
 }
 
-// notifySocket is opened by the first call and stays open. So a process that has no more file
-// descriptors can still tell that it reloads.
+// notifySocket opens a socket at the first call, and returns the same socket at each later call. So
+// a process that can open no more files can still notify the service manager.
 var notifySocket = sync.OnceValues(func() (int, error) {
 	return unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 })

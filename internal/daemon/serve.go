@@ -17,12 +17,12 @@ import (
 
 // Service is a process that works until its context ends.
 type Service interface {
-	// Run works until the context ends. It returns earlier only with an error.
+	// Run works until the context ends. It returns earlier only if there is an error.
 	Run(context.Context) error
 	// Ready returns a channel that is closed when the service does its work.
 	Ready() <-chan struct{}
-	// Steps returns a number that grows at least every ten seconds from then on. If it does not, the
-	// service is stuck.
+	// Steps returns a number. Once the service is ready, the number grows at least every ten seconds,
+	// unless the service is stuck.
 	Steps() uint64
 }
 
@@ -34,11 +34,13 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 	return caught, func() { signal.Stop(caught) }
 }
 
-// Serve runs a service and tells the service manager when the service is ready. On each value from
-// hangups it calls reload, also on values from before the service was ready. reload logs its
-// changes. If reload fails, it has changed nothing, and Serve logs the error. When the context
-// ends, Serve logs the cause, and detach: the command that detaches the data path. An empty detach
-// says that the data path ends with the process.
+// Serve runs a service until the context ends, and tells the service manager when the service is
+// ready. For each value from hangups, Serve calls reload. It also does so, once the service is
+// ready, for a value that came before. If reload fails, it must have changed nothing; Serve logs
+// the error.
+//
+// When the context ends, Serve logs the cause, and the command detach, which detaches the data
+// path. If detach is empty, the data path ends with the process.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
@@ -53,7 +55,7 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 	})
 	group.Go(func() error {
 		answer(running, service, reload, hangups, log)
-		if ctx.Err() != nil { // otherwise the service ended itself, and its error says more
+		if ctx.Err() != nil { // otherwise the service has failed, and its error says more
 			announceStop(service, context.Cause(ctx), detach, log)
 		}
 		return nil
@@ -61,8 +63,12 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 	return group.Wait()
 }
 
-// answer notifies the service manager and handles hangups until the context ends.
-func answer(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal, log *slog.Logger) {
+// answer tells the service manager when the service is ready, and then reloads for each value from
+// hangups, until the context ends.
+func answer(
+	ctx context.Context, service Service, reload func(context.Context) error,
+	hangups <-chan os.Signal, log *slog.Logger,
+) {
 	select {
 	case <-service.Ready():
 	case <-ctx.Done():
@@ -81,6 +87,7 @@ func answer(ctx context.Context, service Service, reload func(context.Context) e
 	}
 }
 
+// announceStop logs why the process stops, and what becomes of the data path.
 func announceStop(service Service, reason error, detach string, log *slog.Logger) {
 	isReady := false
 	select {
@@ -93,10 +100,11 @@ func announceStop(service Service, reason error, detach string, log *slog.Logger
 		log.Info("stopping; the data path ends with the process", "reason", reason)
 	case isReady:
 		log.Info("stopping; the data path stays attached and keeps working", "reason", reason, "remove", detach)
-	case detach == "": // then an earlier process has left nothing either
+	case detach == "": // the data path of an earlier process has ended with it
 		log.Info("stopping before the data path was attached", "reason", reason)
 	default:
-		log.Info("stopping before the data path was attached; the data path of an earlier process stays", "reason", reason)
+		log.Info("stopping before the data path was attached; the data path of an earlier process stays",
+			"reason", reason)
 	}
 }
 

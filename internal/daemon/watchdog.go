@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// watchdogInterval returns the time between two looks at a service: a quarter of the time after which
-// the service manager ends a process that tells it nothing. 0: the service manager does not do that. See
-// sd_watchdog_enabled(3).
+// watchdogInterval returns how often the service is checked. It is a quarter of the time after
+// which the service manager ends a process that does not notify it. If the service manager has no
+// such time, the result is 0. See sd_watchdog_enabled(3).
 func watchdogInterval() time.Duration {
 	if pid := os.Getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
 		return 0
@@ -24,9 +24,9 @@ func watchdogInterval() time.Duration {
 	return time.Duration(limit) * time.Microsecond / 4
 }
 
-// feedWatchdog tells the service manager that the service is alive after each interval in which it has
-// made a step, until the context ends. The service manager starts a stuck process anew, and the data path
-// works meanwhile.
+// feedWatchdog checks the service after each interval, until the context ends. If the service has
+// made a step since the last check, feedWatchdog tells the service manager that the service is
+// alive. The service manager restarts a stuck process. The data path works meanwhile.
 func feedWatchdog(ctx context.Context, service Service, interval time.Duration, log *slog.Logger) {
 	if interval <= 0 {
 		return

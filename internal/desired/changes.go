@@ -41,7 +41,7 @@ func (c Changes) Lines() (lines []string) {
 	return lines
 }
 
-// Summary returns the first lines, and the number of the others.
+// Summary returns the first 100 lines, and the number of the others as a further line.
 func (c Changes) Summary() []string {
 	const most = 100
 	lines := c.Lines()
@@ -59,8 +59,8 @@ func (c Changes) WithKeys(changed bool) Changes {
 	return append(c, Change{"keys_changed", Names{SignalKeyField}})
 }
 
-// WithPasswords adds a change of the passwords in the files of these BGP peers, if there are any. It
-// resets their sessions.
+// WithPasswords adds a change of the passwords of BGP peers, if there are any. Such a change resets
+// the sessions of the peers.
 func (c Changes) WithPasswords(peers []string) Changes {
 	if len(peers) == 0 {
 		return c
@@ -68,11 +68,13 @@ func (c Changes) WithPasswords(peers []string) Changes {
 	return append(c, Change{"passwords_changed", Names(peers)})
 }
 
-// Differing returns the services of two lists that are only in one of them or have changed, in the
+// Differing compares two lists of services. changed has the services of now that are new or have
+// changed. former has the services of before that are removed or have changed. Both are in the
 // order of their list.
 func Differing(now, before []Service) (changed, former []*Service) {
+	// Most services have the same place in both lists, and are found without their names.
 	isSame := func(i int) bool { return i < len(now) && i < len(before) && now[i].Same(&before[i]) }
-	others := map[string]*Service{}
+	others := map[string]*Service{} // the other services of before, without those found to be equal
 	for i := range before {
 		if !isSame(i) {
 			others[before[i].Name] = &before[i]
@@ -97,7 +99,7 @@ func Differing(now, before []Service) (changed, former []*Service) {
 	return changed, former
 }
 
-// ChangesFrom lists the differences between a running configuration and b. It does not list servers
+// ChangesFrom lists the differences between the configuration old and b. It does not list servers
 // of added or removed services.
 func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	now, before := Differing(b.Services, old.Services)
@@ -110,15 +112,16 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	for _, s := range now {
 		if was := former[s.Name]; was != nil {
 			name := func(server *Server) string { return server.Name }
-			servers = servers.and(compare(
-				serversBeside(s.Servers, was.Servers), serversBeside(was.Servers, s.Servers), s.Name+"/", name))
+			changed, former := serversBeside(s.Servers, was.Servers), serversBeside(was.Servers, s.Servers)
+			servers = servers.and(compare(changed, former, s.Name+"/", name))
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
 	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
 }
 
-// serversBeside returns the servers that another list does not have at the same place.
+// serversBeside returns the servers for which another list has a different server, or none, at the
+// same place. compare then has fewer servers to compare.
 func serversBeside(servers, other []Server) (all []*Server) {
 	for i := range servers {
 		if i >= len(other) || !servers[i].equals(other[i]) {
@@ -128,7 +131,7 @@ func serversBeside(servers, other []Server) (all []*Server) {
 	return all
 }
 
-// equals is reflect.DeepEqual for servers, which a change compares by the thousand.
+// equals is a fast reflect.DeepEqual for servers: a change can compare thousands.
 func (s Server) equals(other Server) bool {
 	if (s.Weight == nil) != (other.Weight == nil) || s.Weight != nil && *s.Weight != *other.Weight {
 		return false
@@ -137,8 +140,7 @@ func (s Server) equals(other Server) bool {
 	return s == other
 }
 
-// ChangesFrom lists the differences between a running configuration and a, as that of Balancer
-// does.
+// ChangesFrom lists the differences between the configuration old and a.
 func (a *Agent) ChangesFrom(old *Agent) Changes {
 	services := compare(
 		pointers(a.Services), pointers(old.Services), "", func(s *AgentService) string { return s.Name })
@@ -146,9 +148,9 @@ func (a *Agent) ChangesFrom(old *Agent) Changes {
 	return named(node, services.changes("services"))
 }
 
-// bgpChanges lists the differences of announcements, with those of each peer.
+// bgpChanges lists the differences of the section bgp and of its peers.
 func bgpChanges(now, before *BGP) Changes {
-	if now == nil || before == nil { // then ASN differs, and needs a restart
+	if now == nil || before == nil { // to add or remove the section needs a restart
 		return nil
 	}
 	peers := compare(
@@ -160,6 +162,7 @@ func bgpChanges(now, before *BGP) Changes {
 // difference is how two lists of named items differ.
 type difference struct{ added, removed, changed Names }
 
+// and returns the items of both differences.
 func (d difference) and(other difference) difference {
 	return difference{
 		slices.Concat(d.added, other.added),
@@ -168,6 +171,7 @@ func (d difference) and(other difference) difference {
 	}
 }
 
+// changes returns the difference as changes of items that are called what, such as servers.
 func (d difference) changes(what string) Changes {
 	return Changes{
 		{what + "_added", d.added},
@@ -184,8 +188,8 @@ func pointers[T any](list []T) []*T {
 	return all
 }
 
-// compare finds the items that are in only one of two lists, and the items whose fields differ,
-// except for the fields in leaveOut. It puts the prefix before their names.
+// compare finds the items that are in only one of two lists, and the items whose fields differ. It
+// ignores the fields in leaveOut. The names in the result begin with prefix.
 func compare[T any](
 	now, before []*T, prefix string, name func(*T) string, leaveOut ...string,
 ) (d difference) {
@@ -213,8 +217,9 @@ func compare[T any](
 	return d
 }
 
-// changedFields returns the names of the fields in which two structs differ, as in the file, except
-// for the fields in leaveOut. For a weight it also gives the values.
+// changedFields returns the names in files of the fields in which two structs differ. It ignores
+// the fields in leaveOut. For a weight, or a field that is true or false, the result also has both
+// values.
 func changedFields(now, before any, leaveOut ...string) (names []string) {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(before)
 	for i := range a.NumField() {
@@ -226,7 +231,7 @@ func changedFields(now, before any, leaveOut ...string) (names []string) {
 		switch value := a.Field(i).Interface().(type) {
 		case *uint32: // a weight
 			name = fmt.Sprintf("%s %d to %d", name, *b.Field(i).Interface().(*uint32), *value)
-		case bool: // whether a server or a service is drained
+		case bool: // such as drained
 			name = fmt.Sprintf("%s %t to %t", name, !value, value)
 		}
 		names = append(names, name)
@@ -234,19 +239,19 @@ func changedFields(now, before any, leaveOut ...string) (names []string) {
 	return names
 }
 
-// named concatenates changes, without empty ones.
+// named concatenates changes, without those that have no names.
 func named(first Change, more ...Changes) Changes {
 	all := slices.Concat(append([]Changes{{first}}, more...)...)
 	return slices.DeleteFunc(all, func(c Change) bool { return len(c.Names) == 0 })
 }
 
-// mostNames is the number of names to list.
+// mostNames is how many names Names.String lists.
 const mostNames = 5
 
 // Names is a list of names for output.
 type Names []string
 
-// String lists at most five names, and the number of the others.
+// String returns the first names, and the number of the others.
 func (n Names) String() string {
 	shown := n[:min(len(n), mostNames)]
 	list := strings.Join(shown, ", ")
@@ -256,7 +261,8 @@ func (n Names) String() string {
 	return list
 }
 
-// Loss is a server, or without one a service of an agent, whose flows a change affects.
+// Loss is a server of a balancer whose flows a change affects. Without a server, it is a service of
+// an agent.
 type Loss struct {
 	Service, Server string
 	Cause           LossCause

@@ -16,17 +16,20 @@ const (
 	DefaultHints = 1 << 20
 )
 
-// DefaultDropRemovedVIPs is how long packets to a removed VIP are dropped by default. Routers
-// forget a route within minutes, also by timers such as those of BGP's graceful restart.
+// DefaultDropRemovedVIPs is how long packets to a removed VIP are dropped by default. By then,
+// routers have forgotten the route, even if a timer such as that of BGP's graceful restart delays
+// this.
 const DefaultDropRemovedVIPs = 10 * time.Minute
 
 const (
-	// DefaultGenerations is the default number of server sets that a candidate table follows from.
+	// DefaultGenerations is the default number of sets of servers from which a candidate table
+	// follows.
 	DefaultGenerations = 3
-	// DefaultColumnGenerations is the same for a persistence that finds flows by columns.
+	// DefaultColumnGenerations is the same number for a persistence that finds flows by columns.
 	DefaultColumnGenerations = 32
-	// DefaultHistory is the default number of servers that a place remembers: with three, SHELL
-	// loses less than 1% of connections in its realistic case (section VI).
+	// DefaultHistory is the default number of servers that each place of a candidate table remembers.
+	// With three, SHELL loses less than 1% of connections in its realistic case (section VI of the
+	// paper).
 	DefaultHistory = 3
 )
 
@@ -34,12 +37,14 @@ const (
 const DefaultAcceptPolicy = AcceptLeast
 
 // DefaultCandidates returns the default number of candidates of a service that hunts. Each further
-// candidate lowers the load of the least busy one, and adds 16 bytes to packets that visit all.
+// candidate makes it likelier that one is idle, and adds 16 bytes to packets that visit all
+// candidates.
 func (s Selection) DefaultCandidates() int { return s.Method().Candidates }
 
 // Given tells whether a source gives a value for the field at a path. Zero can be a value.
 type Given func(path string) bool
 
+// setDefault sets a field to a value, unless the source gives one.
 func setDefault[T any](given Given, path string, into *T, value T) {
 	if !given(path) {
 		*into = value
@@ -65,8 +70,8 @@ func (b *Balancer) SetDefaults(given Given) {
 	given.defaultStore(b.Store)
 }
 
-// SetServiceDefaults sets the fields of a service, and of its servers, that the source does not give.
-// The node has its defaults.
+// SetServiceDefaults sets the fields of a service, and of its servers, that the source does not
+// give. Call SetDefaults before it: some defaults follow from the node.
 func (b *Balancer) SetServiceDefaults(i int, given Given) {
 	s, path := &b.Services[i], fieldpath.Item("services", i)
 	given.defaultService(s, path)
@@ -75,8 +80,9 @@ func (b *Balancer) SetServiceDefaults(i int, given Given) {
 	given.defaultSlowStart(s, path)
 }
 
-// defaultSlowStart sets the slow start of services that do not infer. While a server starts slowly,
-// balancers may place a flow differently. Then servers must be able to pass on its packets.
+// defaultSlowStart sets the slow start of a service that does not infer. While a server starts
+// slowly, several balancers may choose different servers for the same flow. So there is a slow
+// start only if servers can pass on the packets of a flow.
 func (given Given) defaultSlowStart(s *Service, path string) {
 	if s.Placement.Infers() {
 		return
@@ -88,6 +94,7 @@ func (given Given) defaultSlowStart(s *Service, path string) {
 	setDefault(given, fieldpath.Child(path, "slow-start"), &s.SlowStart, &slow)
 }
 
+// defaultBGP sets the defaults of the section bgp.
 func (given Given) defaultBGP(b *BGP) {
 	if b == nil {
 		return
@@ -105,6 +112,8 @@ func (given Given) defaultBGP(b *BGP) {
 	}
 }
 
+// defaultService sets the defaults of a service that follow from the service alone. Later defaults
+// follow from earlier ones.
 func (given Given) defaultService(s *Service, path string) {
 	setDefault(given, fieldpath.Child(path, "placement"), &s.Placement, PlacementMethods[0].Name)
 	setDefault(given, fieldpath.Child(path, "persistence"), &s.Persistence, PersistenceMethods[0].Name)
@@ -127,7 +136,7 @@ func (given Given) defaultService(s *Service, path string) {
 	given.defaultInfer(s, path)
 	buckets := tables.DefaultBuckets
 	if s.FindsByColumn() && buckets*s.Candidates > MaxColumns {
-		buckets = 1 << 16 // has room for eight candidates
+		buckets = 1 << 16 // MaxColumns has room for eight candidates of so many buckets
 	}
 	setDefault(given, fieldpath.Child(path, "buckets"), &s.Buckets, buckets)
 	given.defaultTimeouts(&s.Timeouts, fieldpath.Child(path, "timeouts"), s)
@@ -162,6 +171,7 @@ func (given Given) defaultQUICForms(present, former *QUIC, path string) {
 }
 
 // defaultQUICForm sets the fields of a form, or nothing if there is no such form.
+// defaultQUICForm sets the defaults of a form of connection IDs, if there is one.
 func (given Given) defaultQUICForm(q *QUIC, path string) {
 	if q == nil {
 		return
@@ -172,18 +182,20 @@ func (given Given) defaultQUICForm(q *QUIC, path string) {
 	setDefault(given, fieldpath.Child(path, "nonce-length"), &q.NonceLength, nonce)
 }
 
+// defaultTimeouts sets the defaults of the timeouts of flows.
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
-	unconfirmed, established := time.Minute, time.Hour
+	newFlow, established := time.Minute, time.Hour
 	if s.Protocol == UDP {
-		unconfirmed, established = 30*time.Second, 2*time.Minute
+		newFlow, established = 30*time.Second, 2*time.Minute
 	}
-	setDefault(given, fieldpath.Child(path, "new"), &t.New, unconfirmed)
+	setDefault(given, fieldpath.Child(path, "new"), &t.New, newFlow)
 	setDefault(given, fieldpath.Child(path, "established"), &t.Established, established)
 	setDefault(given, fieldpath.Child(path, "closing"), &t.Closing, s.Placement.Method().closing())
 	setDefault(given, fieldpath.Child(path, "silent"), &t.Silent, DefaultSilent)
 }
 
-// defaultHealth leaves the port of a check 0 if the service is for all ports.
+// defaultHealth sets the defaults of a health check. port is that of the service. If the service is
+// for all ports, the port of the check has no default, and stays 0.
 func (given Given) defaultHealth(h *Health, path string, port Port) {
 	setDefault(given, fieldpath.Child(path, "via"), &h.Via, ViaPackets)
 	setDefault(given, fieldpath.Child(path, "interval"), &h.Interval, time.Second)
@@ -212,6 +224,7 @@ func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
 	setDefault(given, fieldpath.Child(path, "status"), &h.Status, DefaultStatus)
 }
 
+// defaultServer sets the defaults of a server.
 func (given Given) defaultServer(s *Server, path string) {
 	one := uint32(1)
 	setDefault(given, fieldpath.Child(path, "weight"), &s.Weight, &one)
@@ -239,6 +252,7 @@ var loadIntervals = map[LoadSource]time.Duration{
 	LoadSharedMemory: 10 * time.Millisecond,
 }
 
+// defaultAgentService sets the defaults of an agent's service.
 func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	given.defaultAgentQUIC(s, path)
@@ -260,7 +274,8 @@ func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, fieldpath.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
 }
 
-// defaultAgentQUIC sets the forms of connection IDs and the server ID of the former form.
+// defaultAgentQUIC sets the defaults of the forms of connection IDs, and of the server ID in the
+// former form.
 func (given Given) defaultAgentQUIC(s *AgentService, path string) {
 	if s.QUICID != "" {
 		setDefault(given, fieldpath.Child(path, "quic"), &s.QUIC, &QUIC{})

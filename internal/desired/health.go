@@ -96,6 +96,7 @@ func (u *UDPCheck) Datagram() ([]byte, error) { return textOrHex(u.Request, u.Re
 // Expected returns what the answer must contain, or an error if it is not hexadecimal.
 func (u *UDPCheck) Expected() ([]byte, error) { return textOrHex(u.Answer, u.AnswerHex) }
 
+// textOrHex returns the bytes of a text or, if there are hexadecimal digits, of these.
 func textOrHex(text, digits string) ([]byte, error) {
 	if digits == "" {
 		return []byte(text), nil

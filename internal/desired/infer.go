@@ -98,8 +98,8 @@ func (s *Service) Estimates() string {
 	return string(s.Placement)
 }
 
-// IgnoresWeights tells whether the placement infers, and takes no server for faster because of its
-// weight.
+// IgnoresWeights tells whether the placement infers, and does not take a server with a greater
+// weight for a faster one.
 func (s *Service) IgnoresWeights() bool {
 	return s.Estimates() != "" && !s.Placement.Method().TakesWeights &&
 		!s.Infer.Estimator.Method().TakesWeights
@@ -113,20 +113,20 @@ func (s *Service) HeaviestWeight() (weight uint32) {
 	return weight
 }
 
-// HasTerritories tells whether each server has a home balancer, so that the names of balancers
-// matter.
+// HasTerritories tells whether each server has a home balancer. Then the names of balancers matter.
 func (s *Service) HasTerritories() bool {
 	return s.Placement.Infers() && s.Infer != nil && s.Infer.Estimator.Method().Territories
 }
 
-// Balancers returns the names of all balancers, in order: the peers and this one.
+// Balancers returns the sorted names of all balancers: the peers and this one.
 func (n *BalancerNode) Balancers() []string {
 	all := append(slices.Clone(n.Peers), n.Name)
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// hostName returns the name of this host as a name of a balancer, or nothing if the host has none.
+// hostName returns the name of this host, cut to the length of a balancer's name. It is empty if
+// the host has none.
 func hostName() string {
 	name, err := os.Hostname()
 	if err != nil {
@@ -135,6 +135,7 @@ func hostName() string {
 	return name[:min(len(name), maxName)]
 }
 
+// defaultInfer sets the defaults of the section infer, if the placement infers.
 func (given Given) defaultInfer(s *Service, path string) {
 	placement := s.Placement.Method()
 	if !placement.Infers() {

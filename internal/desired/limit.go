@@ -11,8 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// Serving are the servers of services by their names, and whether they take new flows: they are not
-// drained, and their weight is not 0. An agent's services are those of one host, whose name is empty.
+// Serving tells which servers take new flows, by the names of services and servers. A server takes
+// new flows unless it is drained or has the weight 0. For an agent, it tells which services of the
+// host accept connections: they take the place of servers, and the name of the service is empty.
 type Serving map[string]map[string]bool
 
 // Serving returns the servers of all services.
@@ -37,7 +38,7 @@ func (a *Agent) Serving() Serving {
 	return Serving{"": services}
 }
 
-// WithoutDrains returns the same servers as if all took new flows.
+// WithoutDrains returns the same servers, as if all took new flows.
 func (s Serving) WithoutDrains() Serving {
 	all := Serving{}
 	for service, servers := range s {
@@ -49,7 +50,7 @@ func (s Serving) WithoutDrains() Serving {
 	return all
 }
 
-// Drains tells whether a server that takes new flows takes none any more.
+// Drains tells whether a server that takes new flows in s is still there in after, and takes none.
 func (s Serving) Drains(after Serving) bool {
 	for service, servers := range s {
 		for name, serves := range servers {
@@ -62,10 +63,10 @@ func (s Serving) Drains(after Serving) bool {
 }
 
 // CheckLoss returns an error if a change takes more than a share of a service's servers out of
-// service, or the last of them. A service may lose one server in any case, unless it is the last: a
-// limit of 30 percent would otherwise permit no change of a service with three servers. A server that
-// is removed counts whether or not it took new flows, because it can have connections. 100 percent is
-// no limit.
+// service, or the last one that takes new flows. A service may always lose one server, unless it is
+// the last: otherwise a limit of 30 percent would permit no change of a service with three servers.
+// A removed server counts even if it took no new flows, because it can have connections. 100
+// percent means no limit.
 func (s Serving) CheckLoss(after Serving, percent uint32) error {
 	var all losses
 	for _, service := range slices.Sorted(maps.Keys(s)) {
@@ -82,14 +83,16 @@ func (s Serving) CheckLoss(after Serving, percent uint32) error {
 
 // loss is how many servers of a service a change takes out of service.
 type loss struct {
-	service              string
-	removed, drained, of int
-	isAll                bool // no server is left that takes new flows
+	service          string
+	removed, drained int
+	of               int  // how many servers the service had
+	isAll            bool // no server is left that takes new flows
 }
 
+// lossOf compares the servers of a service before and after a change.
 func lossOf(before, after map[string]bool) loss {
 	l := loss{of: len(before)}
-	served, serves := false, false
+	served, serves := false, false // whether any server took new flows, and whether any does so now
 	for name, serving := range before {
 		still, ok := after[name]
 		switch {
@@ -107,9 +110,12 @@ func lossOf(before, after map[string]bool) loss {
 	return l
 }
 
+// exceeds tells whether the loss is more than a limit in percent.
 func (l *loss) exceeds(percent int) bool {
 	lost := l.removed + l.drained
-	return lost > 0 && (l.isAll || lost > min(max(1, l.of*percent/100), l.of-1))
+	permitted := max(1, l.of*percent/100) // one server may always be lost,
+	permitted = min(permitted, l.of-1)    // but not the last one
+	return lost > 0 && (l.isAll || lost > permitted)
 }
 
 // String tells what is lost, such as "9 of 10 servers of web".
@@ -130,7 +136,7 @@ func (l loss) String() string {
 	return fmt.Sprintf("%s (%d removed, %d drained or of weight 0)", text, l.removed, l.drained)
 }
 
-// losses are those of several services.
+// losses are the losses of several services.
 type losses []loss
 
 // String tells what would be lost, such as "would remove 9 of 10 servers of web".

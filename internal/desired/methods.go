@@ -9,41 +9,41 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Rows are what a placement's candidate table is made of (package tables).
+// Rows are the kind of rows in a placement's candidate table (package tables).
 type Rows int
 
 // The kinds of Rows.
 const (
-	RowsOfBuckets Rows = iota // for each bucket a list of servers
-	RowsOfColumns             // the same, and each column by itself is a consistent hash
-	RowsOfTurns               // for each turn of a cycle one server
+	RowsOfBuckets Rows = iota // a list of servers for each bucket
+	RowsOfColumns             // a list of servers for each bucket; each column is a consistent hash of its own
+	RowsOfTurns               // one server for each turn of a cycle
 )
 
-// PlacementMethod is what other code knows of a placement. Code outside the data path asks the
-// method, and does not compare names.
+// PlacementMethod has the properties of a placement. Code outside the data path uses these
+// properties, and does not compare names.
 type PlacementMethod struct {
 	Name    Placement
 	Summary string // which server gets a new flow, for the documentation
 	Rows    Rows
-	// Stored is the name in generations. Placements whose candidate tables are alike share one
-	// name, so that a change between them begins no generation.
+	// Stored is the name of the placement in generations. Placements with the same kind of candidate
+	// table share a name, so a change from one to the other begins no generation.
 	Stored Placement
 	// Candidates is the default number of candidates. Selections have their own.
 	Candidates int
-	// ServersDecide tells whether the balancer offers a flow to several servers, one after the
-	// other. It learns from a signal which one has accepted the flow, and from another one that the
+	// ServersDecide tells whether the balancer offers a flow to several servers, one after the other.
+	// A signal tells the balancer which server has accepted the flow. Another signal tells it that the
 	// flow is over.
 	ServersDecide bool
 	// FollowsFlow tells whether all packets of a flow that the balancer does not know come to one
 	// server, as long as no server changes.
 	FollowsFlow bool
-	// Selections are the ways to select the servers that decide, the default first.
+	// Selections are the valid ways to select the servers that decide, the default first.
 	Selections []Selection
-	// Amongs are the sets of servers among which prices decide, the default first. They are empty
-	// if the placement does not infer.
+	// Amongs are the valid sets of servers among which prices decide, the default first. The list is
+	// empty if the placement does not infer.
 	Amongs []Among
-	// Estimators are the ways to find prices among which the configuration chooses, the default
-	// first. If there are none, a placement that infers has one way of its own name.
+	// Estimators are the valid ways to find prices, the default first. If the list is empty, a
+	// placement that infers has only one way, which has the name of the placement.
 	Estimators []Estimator
 	// Polls tells whether the balancer asks servers for their loads.
 	Polls bool
@@ -51,7 +51,8 @@ type PlacementMethod struct {
 	TakesWeights bool
 }
 
-// inferred are the servers that a balancer can choose among by prices of its own.
+// inferred are the valid sets of servers for placements whose prices the balancer finds without
+// polls.
 var inferred = []Among{AmongAll, AmongCandidates, AmongTwo, AmongThree, AmongFour}
 
 // PlacementMethods are all placements, the default first.
@@ -102,7 +103,7 @@ var PlacementMethods = []PlacementMethod{
 	},
 }
 
-// Method returns what is known of the placement. Of a name that no placement has, nothing is known.
+// Method returns what is known of the placement. It is the zero value if no placement has the name.
 func (p Placement) Method() PlacementMethod {
 	return methodOf(PlacementMethods, func(m PlacementMethod) bool { return m.Name == p })
 }
@@ -113,7 +114,7 @@ func (m PlacementMethod) Infers() bool { return len(m.Amongs) > 0 }
 // TakesTurns tells whether flows take turns, so that a flow's bucket does not tell its server.
 func (m PlacementMethod) TakesTurns() bool { return m.Rows == RowsOfTurns }
 
-// SelectionMethod is what other code knows of a selection.
+// SelectionMethod has the properties of a selection.
 type SelectionMethod struct {
 	Name       Selection
 	Candidates int // default
@@ -121,8 +122,8 @@ type SelectionMethod struct {
 	OrdersByReports bool
 	// FollowsFlow tells whether the flow's bucket tells which server is asked first.
 	FollowsFlow bool
-	// NotInRow says why the servers are not those of a flow's row, as persistence by columns
-	// requires. It is empty if they are.
+	// NotInRow says why some selected servers may not be in the flow's row. Persistence by columns
+	// requires that all are. It is empty if all are in the row.
 	NotInRow string
 }
 
@@ -136,7 +137,8 @@ var selectionMethods = []SelectionMethod{
 	},
 }
 
-// Method returns what is known of the selection. That of an unknown name is that of the default.
+// Method returns what is known of the selection. For an unknown name, it is that of the default
+// selection.
 func (s Selection) Method() SelectionMethod {
 	m := methodOf(selectionMethods, func(m SelectionMethod) bool { return m.Name == s })
 	if m.Name == "" {
@@ -145,14 +147,14 @@ func (s Selection) Method() SelectionMethod {
 	return m
 }
 
-// AmongMethod is what other code knows of a set of servers among which prices decide.
+// AmongMethod has the properties of a set of servers among which prices decide.
 type AmongMethod struct {
 	Name   Among
-	Choice string // how the server is chosen, with a verb for the number of servers
-	// Until is the event that can change the choice before the flow comes.
+	Choice string // how the server is chosen; a format with %d for the number of servers
+	// Until is the event that can change the choice before the flow arrives.
 	Until string
-	// InRow tells whether the servers are those of the flow's row, as persistence by columns
-	// requires.
+	// InRow tells whether the servers are those of the flow's row. Persistence by columns requires
+	// this.
 	InRow bool
 	// ByWeights tells whether weights alone decide, and no expected delay.
 	ByWeights bool
@@ -170,13 +172,13 @@ var amongMethods = []AmongMethod{
 	{Name: AmongTurns, Choice: "in turn by weights, of %d servers", Until: untilNextFlow, ByWeights: true},
 }
 
-// Method returns what is known of the set. Of an unknown name, nothing is known.
+// Method returns what is known of the set. It is the zero value if no set has the name.
 func (a Among) Method() AmongMethod {
 	return methodOf(amongMethods, func(m AmongMethod) bool { return m.Name == a })
 }
 
-// amongRow returns the set of servers that are in the flow's row, or an empty name if the placement
-// has none.
+// amongRow returns the placement's set of servers that are in the flow's row. It is empty if there
+// is no such set.
 func (m PlacementMethod) amongRow() (none Among) {
 	if i := slices.IndexFunc(m.Amongs, func(a Among) bool { return a.Method().InRow }); i >= 0 {
 		return m.Amongs[i]
@@ -184,7 +186,7 @@ func (m PlacementMethod) amongRow() (none Among) {
 	return none
 }
 
-// EstimatorMethod is what other code knows of an estimator.
+// EstimatorMethod has the properties of an estimator.
 type EstimatorMethod struct {
 	Name         Estimator
 	Territories  bool // each server has a home balancer, and a capacity is estimated, not a weight
@@ -197,12 +199,12 @@ var estimatorMethods = []EstimatorMethod{
 	{Name: EstimateHLB}, {Name: EstimateHLBFixed}, {Name: EstimateHLBMean},
 }
 
-// Method returns what is known of the estimator. Of an unknown name, nothing is known.
+// Method returns what is known of the estimator. It is the zero value if no estimator has the name.
 func (e Estimator) Method() EstimatorMethod {
 	return methodOf(estimatorMethods, func(m EstimatorMethod) bool { return m.Name == e })
 }
 
-// PersistenceMethod is what other code knows of a persistence.
+// PersistenceMethod has the properties of a persistence.
 type PersistenceMethod struct {
 	Name    Persistence
 	Summary string // how the server of a flow is found, for the documentation
@@ -211,20 +213,20 @@ type PersistenceMethod struct {
 	// ByColumn tells whether packets find the server of a flow by its column, that is by its place
 	// in the row of the flow's bucket.
 	ByColumn bool
-	// HasCookies tells whether the packets themselves tell the column, if their client has
-	// timestamps of TCP.
+	// HasCookies tells whether packets have the column in a cookie. Only the packets of clients with
+	// TCP timestamps have one.
 	HasCookies bool
-	// ServersSignal tells whether a server says that it has accepted a flow, whatever the client of
-	// the flow supports.
+	// ServersSignal tells whether a server signals for each flow that it has accepted it. With
+	// cookies, it does so only for some clients.
 	ServersSignal bool
-	// NeedsHints tells whether the hint table must have room. Others that find flows by columns use
-	// the hint table if it is there.
+	// NeedsHints tells whether the persistence needs the hint table. Another persistence that finds
+	// flows by columns uses the hint table if there is one.
 	NeedsHints bool
 	// HasIDs tells whether the server issues connection IDs that name it.
 	HasIDs bool
-	// Generations is the default number of server sets, and MaxGenerations the maximum.
+	// Generations is the default number of kept generations, and MaxGenerations the maximum.
 	Generations, MaxGenerations int
-	// OnDrain is the default for drained servers.
+	// OnDrain is the default of on-drain.
 	OnDrain OnDrain
 }
 
@@ -250,8 +252,8 @@ var PersistenceMethods = []PersistenceMethod{
 	},
 }
 
-// Method returns what is known of the persistence. Of a name that no persistence has, nothing is
-// known.
+// Method returns what is known of the persistence. It is the zero value if no persistence has the
+// name.
 func (p Persistence) Method() PersistenceMethod {
 	return methodOf(PersistenceMethods, func(m PersistenceMethod) bool { return m.Name == p })
 }
@@ -264,7 +266,7 @@ func (m PlacementMethod) orDefault() PlacementMethod {
 	return m
 }
 
-// refuses says why the persistence does not work with a selection. It returns nothing if it does.
+// refuses says why the persistence does not work with a selection. The text is empty if it works.
 func (m PersistenceMethod) refuses(selection Selection) string {
 	s := selection.Method()
 	switch {
@@ -284,7 +286,7 @@ func (m PersistenceMethod) orDefault() PersistenceMethod {
 	return m
 }
 
-// methodOf returns the method that fits, or the zero value.
+// methodOf returns the first method that fits, or the zero value.
 func methodOf[M any](methods []M, fits func(M) bool) (none M) {
 	if i := slices.IndexFunc(methods, fits); i >= 0 {
 		return methods[i]
@@ -305,14 +307,15 @@ var (
 	persistences = namesOf(PersistenceMethods, func(m PersistenceMethod) Persistence { return m.Name })
 )
 
-// Default times after the end of a flow.
+// The defaults of timeouts.closing.
 const (
 	defaultClosing = time.Minute
-	// The server has said that the flow is over (6LB, section IV-C).
+	// confirmedClosing is for services whose servers signal that a flow is over (6LB, section IV-C).
 	confirmedClosing = 10 * time.Second
 )
 
-// closing returns the default time after the end of a flow.
+// closing returns the default of timeouts.closing: how long the flow table keeps a flow after its
+// end.
 func (m PlacementMethod) closing() time.Duration {
 	if m.ServersDecide {
 		return confirmedClosing

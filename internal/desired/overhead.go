@@ -9,9 +9,9 @@ const (
 	ipv6Header = 40
 )
 
-// Overhead returns the number of bytes that an encapsulation with one segment adds to a packet; see
-// docs/understand/protocol.md. Tunnels are the far ends of gre and ipip. If one of them is an IPv6
-// address, Overhead assumes an outer IPv6 header.
+// Overhead returns the number of bytes that an encapsulation adds to a packet to one server; see
+// docs/understand/protocol.md. tunnels are the addresses of the servers for gre and ipip. If one of
+// them is an IPv6 address, Overhead assumes an outer IPv6 header.
 func (e Encapsulation) Overhead(tunnels []netip.Addr) int {
 	outer := ipv4Header
 	for _, a := range tunnels {
@@ -21,11 +21,11 @@ func (e Encapsulation) Overhead(tunnels []netip.Addr) int {
 	}
 	switch e {
 	case SRv6Insert:
-		return 8 + 3*16 // the balancer, the server and the VIP
+		return 8 + 3*16 // the segment routing header, with the balancer, the server and the VIP
 	case SRv6Encap:
 		return ipv6Header
 	case GRE:
-		return outer + 4
+		return outer + 4 // the GRE header
 	default:
 		return outer
 	}

@@ -19,8 +19,9 @@ import (
 // (RFC 7396), nil stands for a field that is to be removed.
 type Fields map[string]any
 
-// WithPlainNumbers returns the fields with the numbers of JSON as a file of overrides is read: whole
-// ones as int64, and others as text. A float64 would be stored as 1e+06. It changes the fields.
+// WithPlainNumbers changes the numbers of JSON in the fields, and returns the fields. Whole numbers
+// become int64, and others become text, as if they were read from a file of overrides. A float64
+// could be stored as 1e+06.
 func (f Fields) WithPlainNumbers() Fields {
 	for name := range f {
 		f[name] = plainNumbers(f[name])
@@ -28,6 +29,7 @@ func (f Fields) WithPlainNumbers() Fields {
 	return f
 }
 
+// plainNumbers is WithPlainNumbers for a value.
 func plainNumbers(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -50,9 +52,9 @@ func plainNumbers(value any) any {
 	return value
 }
 
-// Override changes a service or a server for as long as the override exists. It is apart from the
-// configuration file, so that operators and programs can change a running balancer while somebody
-// else owns the file.
+// Override changes a service or a server for as long as the override exists. It is not part of the
+// configuration file. So operators and programs can change a running balancer without changing the
+// file, which somebody else may own.
 type Override struct {
 	Service string `yaml:"service" json:"service"`
 	// Server is a server of the service. It is empty in an override of the service itself.
@@ -97,15 +99,16 @@ func (o *Override) Does() string {
 	return strings.Join(does, ", ")
 }
 
-// InvalidOverride is an override with which a configuration file breaks a rule. A process that starts
-// leaves it out.
+// InvalidOverride is an override that would break a rule together with the configuration file. A
+// process that starts leaves it out.
 type InvalidOverride struct {
 	// Override has no service if the file of overrides as a whole cannot be read.
 	Override
 	Problems fieldpath.Errors
 }
 
-// Texts returns the first problems, one each. The override of a service can have thousands.
+// Texts returns the first problems, and the number of the others: an override of a service can have
+// thousands.
 func (o *InvalidOverride) Texts() (texts []string) {
 	const most = 5
 	for _, problem := range o.Problems[:min(len(o.Problems), most)] {
@@ -117,11 +120,11 @@ func (o *InvalidOverride) Texts() (texts []string) {
 	return texts
 }
 
-// NewlyInvalid returns the problems of the overrides that are not among those that a process has left
-// out already.
-func NewlyInvalid(invalid []InvalidOverride, left []Override) (problems fieldpath.Errors) {
+// NewlyInvalid returns the problems of invalid overrides, except those of overrides that a process
+// has left out already.
+func NewlyInvalid(invalid []InvalidOverride, leftOut []Override) (problems fieldpath.Errors) {
 	known := map[string]bool{}
-	for _, o := range left {
+	for _, o := range leftOut {
 		known[o.content()] = true
 	}
 	for _, o := range invalid {
@@ -132,7 +135,7 @@ func NewlyInvalid(invalid []InvalidOverride, left []Override) (problems fieldpat
 	return problems
 }
 
-// content returns a text that equal overrides have in common, wherever they were read.
+// content returns a text that is the same for equal overrides. Their lines do not matter.
 func (o *Override) content() string {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -141,6 +144,8 @@ func (o *Override) content() string {
 	return string(text)
 }
 
+// describeSet tells what it means to set a field to a value, such as "weight 10". A section or a
+// list has only its name.
 func describeSet(name string, value any) string {
 	switch v := value.(type) {
 	case nil:
@@ -164,7 +169,7 @@ type Item struct {
 	Value any
 }
 
-// Items returns the services, each with its servers behind it.
+// Items returns the services, each followed by its servers.
 func (b *Balancer) Items() (items []Item) {
 	for _, s := range b.Services {
 		servers := s.Servers
@@ -177,7 +182,8 @@ func (b *Balancer) Items() (items []Item) {
 	return items
 }
 
-// Item returns the service or, with a server, the server of a name. It is nil if there is none.
+// Item returns a server of a service or, if server is empty, the service. It returns nil if there
+// is none.
 func (b *Balancer) Item(service, server string) any {
 	i := slices.IndexFunc(b.Services, func(s Service) bool { return s.Name == service })
 	if i < 0 {
@@ -195,7 +201,8 @@ func (b *Balancer) Item(service, server string) any {
 	return servers[j]
 }
 
-// Item returns the service of a name, or nil. Services of agents have no servers.
+// Item returns a service. It returns nil if there is none, or if server is not empty: services of
+// agents have no servers.
 func (a *Agent) Item(service, server string) any {
 	i := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Name == service })
 	if i < 0 || server != "" {
@@ -216,7 +223,7 @@ func (a *Agent) Items() (items []Item) {
 // directory for its state.
 func (b *Balancer) OverridesFile() string { return overridesFile(b.Node.State, b.Node.Instance) }
 
-// OverridesFile is as that of Balancer.
+// OverridesFile is Balancer.OverridesFile for an agent.
 func (a *Agent) OverridesFile() string { return overridesFile(a.Node.State, a.Node.Instance) }
 
 func overridesFile(state, instance string) string {
@@ -231,8 +238,8 @@ type Overrides struct {
 	Overrides []Override `yaml:"overrides"`
 }
 
-// Validate returns an error for every rule that the overrides break. It knows neither the services
-// nor the fields that they have: an override of a server that does not exist is valid.
+// Validate returns an error for every rule that the overrides break. It checks their form alone: an
+// override of a server that does not exist, or of an unknown field, is valid here.
 func (o *Overrides) Validate() fieldpath.Errors {
 	var r rules
 	first := map[[2]string]string{}
@@ -249,7 +256,8 @@ func (o *Overrides) Validate() fieldpath.Errors {
 	return r.errs
 }
 
-// Validate returns an error for every rule that the override at a path breaks.
+// Validate returns an error for every rule that the override breaks. path is the override's path in
+// its file.
 func (o *Override) Validate(path string) fieldpath.Errors {
 	var r rules
 	r.checkName(fieldpath.Child(path, "service"), o.Service)

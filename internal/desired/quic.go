@@ -53,15 +53,16 @@ func (q *QUIC) Config() quiclb.Config {
 // valid one.
 func (s *Server) QUICServerID() []byte { return quicServerID(s.QUICID) }
 
-// FormerQUICServerID is as QUICServerID, for the connection IDs of the form FormerQUIC.
+// FormerQUICServerID is QUICServerID for connection IDs of the former form.
 func (s *Server) FormerQUICServerID() []byte { return quicServerID(s.FormerQUICID) }
 
-// QUICServerID is as that of Server.
+// QUICServerID is Server.QUICServerID for this server.
 func (s *AgentService) QUICServerID() []byte { return quicServerID(s.QUICID) }
 
-// FormerQUICServerID is as that of Server.
+// FormerQUICServerID is Server.FormerQUICServerID for this server.
 func (s *AgentService) FormerQUICServerID() []byte { return quicServerID(s.FormerQUICID) }
 
+// quicServerID reads a server ID. It returns nil if the text is not valid.
 func quicServerID(text string) []byte {
 	id, err := quiclb.ParseServerID(text)
 	if err != nil {
@@ -70,12 +71,12 @@ func quicServerID(text string) []byte {
 	return id
 }
 
-// keepsServerIDs tells whether server IDs can be the same in this form and in the former one.
+// keepsServerIDs tells whether a server can have the same ID in this form and in the former one.
 func (q *QUIC) keepsServerIDs(former *QUIC) bool {
 	return former != nil && q.ServerIDLength == former.ServerIDLength
 }
 
-// mostNonce returns the greatest length of nonces, in octets, beside server IDs of a length.
+// mostNonce returns the greatest length of nonces, in octets, if server IDs have a given length.
 func mostNonce(serverIDLength int) int {
 	return quiclb.MaxNonceLength + quiclb.MinServerIDLength - serverIDLength
 }
@@ -108,7 +109,7 @@ func (r *rules) checkQUIC(path string, s *Service) {
 
 const withoutFormer = "not used without former-quic"
 
-// checkQUICProtocol checks the protocol of a service. The feature needs connection IDs.
+// checkQUICProtocol checks that a service is not for TCP. feature is what needs connection IDs.
 func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string) {
 	if protocol == TCP {
 		r.failf(fieldpath.Child(path, "protocol"),
@@ -118,7 +119,7 @@ func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string
 	}
 }
 
-// checkQUICForms checks the forms of a service. There need not be a former one.
+// checkQUICForms checks the present form of a service and, if there is one, the former form.
 func (r *rules) checkQUICForms(path string, present, former *QUIC) {
 	r.checkQUICForm(fieldpath.Child(path, "quic"), present)
 	if former == nil {
@@ -137,7 +138,7 @@ func (r *rules) checkQUICForms(path string, present, former *QUIC) {
 func (r *rules) checkQUICForm(at string, q *QUIC) {
 	checkKnown(r, fieldpath.Child(at, "form"), q.Form, QUICLB21)
 	if !q.hasServerIDs() {
-		return // checkRanges reports it
+		return // checkRanges reports the error
 	}
 	if most := mostNonce(q.ServerIDLength); q.NonceLength > most {
 		r.failf(fieldpath.Child(at, "nonce-length"),
@@ -170,7 +171,7 @@ func (r *rules) checkNoQUIC(path string, s *Service) {
 	r.checkNoFormerIDs(path, s, unused)
 }
 
-// checkNoFormerIDs checks that no server has an ID of the former form.
+// checkNoFormerIDs reports each server that has an ID of the former form. problem is the error.
 func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 	for i := range s.Servers {
 		if s.Servers[i].FormerQUICID != "" {
@@ -183,9 +184,9 @@ func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 // quicIDs are the server IDs of one form.
 type quicIDs struct {
 	*QUIC
-	form string            // its field
+	form string            // the name of the form's field: quic or former-quic
 	need string            // what requires the IDs
-	seen map[string]string // the fields of the IDs so far
+	seen map[string]string // the paths of the IDs so far, by ID
 }
 
 // checkQUICIDs checks the server IDs of a service, in each of its forms.
@@ -198,14 +199,15 @@ func (r *rules) checkQUICIDs(path string, s *Service) {
 	}
 }
 
+// formerIDs returns the server IDs of the former form, for checkBothQUICIDs.
 func formerIDs(form *QUIC) quicIDs {
 	return quicIDs{form, "former-quic", "former-quic", map[string]string{}}
 }
 
-// checkBothQUICIDs checks a server's ID, and the former one if there is a former form.
+// checkBothQUICIDs checks a server's ID and, if there is a former form, its ID in the former form.
 func (r *rules) checkBothQUICIDs(at, id, formerID string, present, former quicIDs) {
 	ok := r.checkQUICID(at, id, present)
-	// The default is the present ID. If that is wrong, one error about it suffices.
+	// By default, the former ID is the present one. If this ID is wrong, one error about it suffices.
 	isDefault := present.keepsServerIDs(former.QUIC) && formerID == id
 	if former.QUIC != nil && (ok || !isDefault) {
 		r.checkQUICID(at, formerID, former)
@@ -229,7 +231,8 @@ func (r *rules) checkAgentQUIC(path string, s *AgentService) {
 	r.checkBothQUICIDs(path, s.QUICID, s.FormerQUICID, present, formerIDs(s.FormerQUIC))
 }
 
-// checkQUICID checks a server's ID. It reports false if the ID breaks a rule.
+// checkQUICID checks a server's ID in one form. server is the path of the server. The result is
+// false if the ID breaks a rule.
 func (r *rules) checkQUICID(server, text string, of quicIDs) (ok bool) {
 	if !of.hasServerIDs() {
 		return false // checkRanges reports it

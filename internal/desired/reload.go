@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// SeedField is the only field of a file whose value is secret. No message has the value, also not one
-// about an invalid seed: operators mend it, and keep most of it.
+// SeedField is the path of the only field whose value in the file is secret. No message shows the
+// value. This includes an invalid seed: an operator who corrects it keeps most of its digits.
 const SeedField = "node.seed"
 
 // Setting is a field whose change needs a restart, with its value as text.
@@ -46,7 +46,7 @@ func (b *Balancer) Fixed() []Setting {
 	}, b.Store.fixed()...)
 }
 
-// Fixed is as that of Balancer.
+// Fixed is Balancer.Fixed for an agent.
 func (a *Agent) Fixed() []Setting {
 	return []Setting{
 		setting("node.instance", a.Node.Instance),
@@ -61,21 +61,21 @@ func (a *Agent) Fixed() []Setting {
 
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
-// ReloadableFrom tells whether a running balancer can reload b. The error is of type fieldpath.Errors
-// and names each field whose change needs a restart, with the new and the running value unless they
-// are secret.
+// ReloadableFrom returns an error if a balancer that runs with old cannot reload b. The error is of
+// type fieldpath.Errors. It names each changed field that needs a restart, with the new and the old
+// value, unless they are secret.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	return CheckFixed(b.Fixed(), old.Fixed())
 }
 
-// ReloadableFrom tells whether a running agent can reload a, as that of Balancer does.
+// ReloadableFrom is Balancer.ReloadableFrom for an agent.
 func (a *Agent) ReloadableFrom(old *Agent) error {
 	return CheckFixed(a.Fixed(), old.Fixed())
 }
 
 // CheckFixed compares the fixed settings of a configuration with those of a running process. The
-// error is that of ReloadableFrom. It ignores a field that the process does not list: the process
-// runs another build.
+// error is that of ReloadableFrom. CheckFixed ignores a setting that the process does not have: the
+// process runs another build.
 func CheckFixed(wanted, running []Setting) error {
 	var fixed fieldpath.Errors
 	for _, w := range wanted {

@@ -26,15 +26,15 @@ type rules struct {
 // failf adds an error about the field at a path.
 func (r *rules) failf(path, format string, args ...any) { r.errs.Addf(path, format, args...) }
 
-// conflict adds an error about a field that cannot have its value beside another field. The problem ends
-// with the path of the other field.
+// conflict adds an error about a field whose value conflicts with another field. The text ends with
+// the path of the other field.
 func (r *rules) conflict(path, other, format string, args ...any) {
 	r.failf(path, "%s %s", fmt.Sprintf(format, args...), other)
 	r.errs[len(r.errs)-1].Other = other
 }
 
-// checkRanges checks all numbers in a struct that have a range tag. A field with omitempty may be
-// 0, which stands for a missing value.
+// checkRanges checks all numbers with a range tag, in a struct and in the structs that it contains.
+// A field with omitempty may be 0, which means that the value is missing.
 func (r *rules) checkRanges(path string, value reflect.Value) {
 	switch {
 	case value.Kind() == reflect.Pointer && !value.IsNil():
@@ -69,12 +69,13 @@ func (r *rules) checkFields(path string, value reflect.Value) {
 type rangedField struct {
 	index    []int
 	name     string
-	limited  bool // it has the bounds itself
+	limited  bool // the field itself has a range tag
 	bounds   fieldpath.Bounds
-	optional bool
+	optional bool // the value 0 means that it is missing
 }
 
-// rangedFields are the results of rangedFieldsOf, by type. A file can have thousands of servers.
+// rangedFields has the results of rangedFieldsOf, by type. A file can have thousands of servers, so
+// the fields of a type are found only once.
 var rangedFields sync.Map
 
 // rangedFieldsOf returns the ranged fields of a struct.
@@ -101,7 +102,7 @@ func rangedFieldsOf(t reflect.Type) []rangedField {
 	return all
 }
 
-// containsStructs tells whether checkRanges finds structs in values of a type.
+// containsStructs tells whether a type is, points to, or is a list of a struct of this package.
 func containsStructs(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice:
@@ -110,8 +111,8 @@ func containsStructs(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && t.PkgPath() == reflect.TypeFor[rules]().PkgPath()
 }
 
-// IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false
-// for an unknown encapsulation, which is an error already.
+// IsSRv6 tells whether the encapsulation is one of segment routing. IsSRv6 and IsTunnel are both
+// false for an unknown encapsulation, which is an error already.
 func (e Encapsulation) IsSRv6() bool   { return e == SRv6Insert || e == SRv6Encap }
 func (e Encapsulation) IsTunnel() bool { return e == GRE || e == IPIP }
 
@@ -156,12 +157,14 @@ func (r *rules) checkSignalKey(file string) {
 	}
 }
 
+// checkState checks the path of the state directory.
 func (r *rules) checkState(directory string) {
 	if directory != "" && !filepath.IsAbs(directory) {
 		r.failf("node.state", "must be absolute")
 	}
 }
 
+// checkInterface checks the form of an interface's name.
 func (r *rules) checkInterface(path, name string) {
 	if !isInterfaceName(name) {
 		r.failf(path, "must be an interface name: 1 to 15 bytes without /, : and spaces")
@@ -176,6 +179,7 @@ func isInterfaceName(name string) bool {
 		})
 }
 
+// family returns the name of an address's IP version for messages.
 func family(address netip.Addr) string {
 	if address.Unmap().Is4() {
 		return "IPv4"
@@ -183,6 +187,7 @@ func family(address netip.Addr) string {
 	return "IPv6"
 }
 
+// checkListen checks an address with a port at which a process listens. The address may be missing.
 func (r *rules) checkListen(path, listen string) {
 	if listen == "" {
 		return
@@ -190,12 +195,14 @@ func (r *rules) checkListen(path, listen string) {
 	host, port, err := net.SplitHostPort(listen)
 	number, portErr := strconv.ParseUint(port, 10, 16)
 	_, addrErr := netip.ParseAddr(host)
-	if err != nil || portErr != nil || number == 0 || host != "" && addrErr != nil && !isHostName(host) {
+	isHost := host == "" || addrErr == nil || isHostName(host)
+	if err != nil || portErr != nil || number == 0 || !isHost {
 		r.failf(path, "must be an address and a port from 1 to 65535, "+
 			"such as 127.0.0.1:9188 or [::1]:9188")
 	}
 }
 
+// isHostName tells whether a text has the form of a host name.
 func isHostName(host string) bool {
 	for label := range strings.SplitSeq(host, ".") {
 		if !fieldpath.IsPlain(label) || len(label) > 63 {
@@ -213,7 +220,7 @@ func (r *rules) checkPresent(services int) {
 	}
 }
 
-// checkServices checks the fields of services that balancers and agents share.
+// checkServices checks the fields that services of balancers and of agents have in common.
 func (r *rules) checkServices(services []AgentService) {
 	names := make(map[string]string)
 	type key struct {
@@ -259,6 +266,7 @@ func (r *rules) checkPort(path string, port Port) {
 // maxName is the length of the longest name, in bytes.
 const maxName = 63
 
+// checkName checks the name of a service, a server or a node.
 func (r *rules) checkName(path, name string) {
 	switch {
 	case name == "":
@@ -272,6 +280,7 @@ func (r *rules) checkName(path, name string) {
 	}
 }
 
+// checkVIP checks the VIP of a service.
 func (r *rules) checkVIP(path string, s AgentService) {
 	if !s.VIP.IsValid() {
 		r.failf(path, "required")
@@ -327,7 +336,8 @@ func (r *rules) checkLocator(path string, locator netip.Prefix) {
 	}
 }
 
-// checkLocatorNeeded reports a missing locator once, naming the first service that needs it.
+// checkLocatorNeeded reports a missing locator of the node. It names only the first service that
+// needs it.
 func (r *rules) checkLocatorNeeded(services []AgentService, locator netip.Prefix) {
 	for i, s := range services {
 		if s.Encapsulation.IsSRv6() && !locator.IsValid() {
@@ -337,9 +347,10 @@ func (r *rules) checkLocatorNeeded(services []AgentService, locator netip.Prefix
 	}
 }
 
-// vips are the first services of VIPs, by their path.
+// vips has the path of the first service of each VIP.
 type vips map[netip.Addr]string
 
+// newVIPs returns the VIPs of services.
 func newVIPs(services []AgentService) vips {
 	v := make(vips)
 	for i, s := range services {
@@ -350,15 +361,15 @@ func newVIPs(services []AgentService) vips {
 	return v
 }
 
-// checkNot reports an address of a host that is a VIP.
+// checkNot reports an address of a host if it is also a VIP.
 func (v vips) checkNot(r *rules, path string, address netip.Addr) {
 	if service, ok := v[address]; ok {
 		r.failf(path, "is the VIP of %s", service)
 	}
 }
 
-// checkUnique reports the second of two equal values. The map seen has the paths of earlier values.
-// checkUnique ignores zero values, because they stand for missing ones.
+// checkUnique reports a value that occurred before, and returns false. seen has the paths of
+// earlier values. checkUnique ignores zero values, because they mean that the value is missing.
 func checkUnique[T comparable](r *rules, seen map[T]string, value T, path string) (ok bool) {
 	var zero T
 	if value == zero {

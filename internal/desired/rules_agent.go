@@ -20,6 +20,7 @@ func (a *Agent) Validate() fieldpath.Errors {
 	return r.errs
 }
 
+// checkAgent checks all rules of an agent except ranges.
 func (r *rules) checkAgent(a *Agent) {
 	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
 	r.checkBalancers(a.Node.Balancers, a.Services)
@@ -63,6 +64,7 @@ func (r *rules) checkAgent(a *Agent) {
 // MostBalancers is the maximum number of prefixes of balancers in an agent's file.
 const MostBalancers = 1024
 
+// checkBalancers checks the prefixes in node.balancers.
 func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService) {
 	if len(services) > 0 && !slices.ContainsFunc(services, AgentService.mayHunt) {
 		r.refuse("node.balancers", len(prefixes) > 0, "only for TCP services in srv6-insert or srv6-encap: other services do not hunt")
@@ -87,7 +89,8 @@ func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService)
 	}
 }
 
-// mayHunt tells whether a service hunts, or would with another value of a field that has an error already.
+// mayHunt tells whether a service hunts, or may hunt after the error in its protocol or
+// encapsulation is corrected.
 func (s AgentService) mayHunt() bool {
 	isKnown := (s.Protocol == TCP || s.Protocol == UDP) && (s.Encapsulation.IsSRv6() || s.Encapsulation.IsTunnel())
 	return s.Hunts() || !isKnown
@@ -118,6 +121,7 @@ func (r *rules) refuse(path string, present bool, format string, args ...any) {
 	}
 }
 
+// checkAccept checks an accept policy and its parameters.
 func (r *rules) checkAccept(path string, a Accept) {
 	checkKnown(r, fieldpath.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
 	if at := fieldpath.Child(path, "threshold"); a.Policy != AcceptStatic {
@@ -152,6 +156,7 @@ func (r *rules) checkAccept(path string, a Accept) {
 	}
 }
 
+// checkLoad checks a load source and its parameters.
 func (r *rules) checkLoad(path string, l Source) {
 	checkKnown(r, fieldpath.Child(path, "source"), l.Kind,
 		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)

@@ -39,13 +39,14 @@ func (b *Balancer) Validate() fieldpath.Errors {
 	return b.ValidateChanged(func(int) bool { return true })
 }
 
-// ValidateChanged is Validate if only some services have changed since all obeyed the rules. It still
-// checks the rules between services.
+// ValidateChanged is Validate for a balancer that obeyed all rules before, and of which only some
+// services have changed. It checks single services only if they have changed, and all rules between
+// services.
 func (b *Balancer) ValidateChanged(changed func(service int) bool) fieldpath.Errors {
 	var r rules
-	others := *b
-	others.Services = nil
-	r.checkRanges("", reflect.ValueOf(others))
+	withoutServices := *b
+	withoutServices.Services = nil
+	r.checkRanges("", reflect.ValueOf(withoutServices))
 	for i := range b.Services {
 		if changed(i) {
 			r.checkRanges(fieldpath.Item("services", i), reflect.ValueOf(b.Services[i]))
@@ -55,7 +56,8 @@ func (b *Balancer) ValidateChanged(changed func(service int) bool) fieldpath.Err
 	return r.errs
 }
 
-// groupName is what the commands of Debian accept for the name of a group, and capital letters.
+// groupName matches the names of groups that Debian's commands accept, and names with capital
+// letters.
 var groupName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,31}$`)
 
 func (r *rules) checkAPI(a *API) {
@@ -64,6 +66,7 @@ func (r *rules) checkAPI(a *API) {
 	}
 }
 
+// checkBalancer checks all rules of a balancer except ranges.
 func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	r.checkTunnelSources(b)
@@ -129,7 +132,8 @@ func (r *rules) checkInside(b *Balancer) {
 	}
 }
 
-// signalledBy tells why servers send signals about flows of a service; empty: they do not.
+// signalledBy tells why servers send signals about the flows of a service. It is empty if they send
+// none.
 func (b *Balancer) signalledBy(s *Service) string {
 	switch persistence := s.Persistence.Method(); {
 	case s.ServersDecide():
@@ -154,7 +158,8 @@ func (r *rules) checkHints(b *Balancer) {
 	}
 }
 
-// checkTunnelSources allows one source address of each family, and a prefix around the IPv4 one.
+// checkTunnelSources checks the source addresses of tunnels. There may be one of each family, and a
+// prefix that contains the IPv4 address.
 func (r *rules) checkTunnelSources(b *Balancer) {
 	first := make(map[string]string)
 	for i, address := range b.Node.Addresses {
@@ -341,7 +346,7 @@ func (r *rules) checkPresence(path string, present, needed bool, e Encapsulation
 	}
 }
 
-// checkCheckedHost checks an address that only this host must reach.
+// checkCheckedHost checks the address for health checks and polls, which only this host must reach.
 func (r *rules) checkCheckedHost(path string, host netip.Addr) {
 	switch {
 	case host.Is4In6():
@@ -351,8 +356,8 @@ func (r *rules) checkCheckedHost(path string, host netip.Addr) {
 	}
 }
 
-// checkTunnelsNeeded reports a missing source address once for each family, naming the first
-// server that needs it.
+// checkTunnelsNeeded reports each family for which tunnels need a source address that is missing.
+// It names only the first server that needs it.
 func (r *rules) checkTunnelsNeeded(b *Balancer) {
 	have := make(map[string]bool)
 	for _, address := range b.Node.Addresses {
@@ -370,7 +375,8 @@ func (r *rules) checkTunnelsNeeded(b *Balancer) {
 	}
 }
 
-// checkVIPs reports VIPs that are also in locators, or addresses of nodes.
+// checkVIPs reports VIPs that are in a locator, or that are also addresses of the balancer or of
+// servers.
 func (r *rules) checkVIPs(b *Balancer, all vips) {
 	locators := locatorsOf(b, all)
 	own := make(map[netip.Addr]bool)
@@ -400,11 +406,12 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	}
 }
 
-// locatorsOf returns the owner of each locator that contains a VIP.
+// locatorsOf returns the owner of each locator that contains a VIP: a server or the balancer. For a
+// prefix that is not a locator, the owner is empty.
 func locatorsOf(b *Balancer, all vips) map[netip.Prefix]string {
 	locators := make(map[netip.Prefix]string)
 	for vip := range all {
-		if prefix, err := vip.Prefix(64); err == nil {
+		if prefix, err := vip.Prefix(64); err == nil { // an IPv4 address has none
 			locators[prefix] = ""
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// checkBGP checks the balancer's announcements.
+// checkBGP checks the section bgp, and the fields bgp of services. all are the VIPs.
 func (r *rules) checkBGP(b *Balancer, all vips) {
 	for i := range b.Services {
 		r.checkServiceBGP(fieldpath.Child(fieldpath.Item("services", i), "bgp"), b.Services[i].BGP, b.BGP)
@@ -58,7 +58,7 @@ func checkSeconds(r *rules, path string, value, low, high time.Duration) {
 	checkRange(r, path, value, low, high)
 }
 
-// checkNextHops allows one next hop of each family.
+// checkNextHops checks the next hops: there may be one of each family.
 func (r *rules) checkNextHops(hops []netip.Addr, all vips) {
 	first := map[Family]string{}
 	for i, hop := range hops {
@@ -122,6 +122,7 @@ func (r *rules) checkServiceBGP(path string, s *ServiceBGP, b *BGP) {
 	r.checkCommunities(fieldpath.Child(path, "communities"), s.Communities)
 }
 
+// checkCommunities checks the form of communities, and that none is given twice.
 func (r *rules) checkCommunities(path string, all []Community) {
 	seen := map[Community]string{}
 	for i, c := range all {
@@ -135,6 +136,7 @@ func (r *rules) checkCommunities(path string, all []Community) {
 	}
 }
 
+// wellKnownNames lists the well-known communities.
 func wellKnownNames() string {
 	names := []string{}
 	for _, c := range slices.Sorted(maps.Keys(wellKnown)) {

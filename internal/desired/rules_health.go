@@ -11,6 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
+// checkHealth checks the health check of a service.
 func (r *rules) checkHealth(path string, s *Service) {
 	h := s.Health
 	checkKnown(r, fieldpath.Child(path, "via"), h.Via, ViaPackets, ViaHost)
@@ -72,6 +73,7 @@ func (r *rules) checkHTTP(at string, h *HTTPCheck, s *Service) {
 	}
 }
 
+// checkUDP checks a health check by UDP.
 func (r *rules) checkUDP(at string, u *UDPCheck, s *Service) {
 	r.checkHealthPort(fieldpath.Child(at, "port"), u.Port, s.Port)
 	switch {
@@ -101,6 +103,8 @@ func (r *rules) checkLength(path, text string) {
 	}
 }
 
+// checkHealthPort reports a missing port of a health check. The default is the service's port, if
+// it has one.
 func (r *rules) checkHealthPort(path string, port uint16, service Port) {
 	switch {
 	case port != 0 || service == 0:

@@ -19,13 +19,14 @@ type Secrets struct {
 // SignalKey is a key of SipHash-2-4, in the order of its bytes in the paper's test vectors.
 type SignalKey [16]byte
 
-// SignalKeys are the keys of a node. It makes tags by the first key, and accepts tags of all keys.
+// SignalKeys are the keys of a node. The node makes tags with the first key, and accepts tags made
+// with any of the keys.
 type SignalKeys []SignalKey
 
-// Passwords are those of peers, by their addresses.
+// Passwords are the passwords of BGP peers, by the addresses of the peers.
 type Passwords map[netip.Addr]string
 
-// ChangedFrom lists the peers that had a password before, and have another one now.
+// ChangedFrom lists the peers with a password that had another password before.
 func (p Passwords) ChangedFrom(before Passwords) (peers []string) {
 	for _, address := range slices.SortedFunc(maps.Keys(p), netip.Addr.Compare) {
 		if was, ok := before[address]; ok && was != p[address] {

@@ -74,7 +74,7 @@ type Port uint32
 // is "all" in text. Number turns it into 0, which is its number in the data path.
 const AllPorts Port = 1 << 16
 
-// PortOf is the reverse of Number.
+// PortOf returns the port with a number of the data path: 0 means AllPorts.
 func PortOf(number uint16) Port {
 	if number == 0 {
 		return AllPorts
@@ -93,7 +93,7 @@ func (p Port) String() string {
 	return strconv.FormatUint(uint64(p), 10)
 }
 
-// MarshalYAML lets the yaml package write what this one reads.
+// MarshalYAML returns the port as a configuration file has it.
 func (p Port) MarshalYAML() (any, error) {
 	if p == AllPorts {
 		return "all", nil
@@ -158,8 +158,8 @@ type Service struct {
 	FormerQUIC *QUIC `yaml:"former-quic,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
 	// number of servers. Default 65537, or 65536 for eight candidates under persistence stateless or
-	// hint, whose tables have no room for more. Under placement round-robin the table has a row for each
-	// turn of a cycle, and Buckets is the largest number of rows.
+	// hint, whose tables have no room for more. Under placement round-robin the table has a row for
+	// each turn of a cycle, and Buckets is the largest number of rows.
 	Buckets  int      `yaml:"buckets"`
 	Timeouts Timeouts `yaml:"timeouts"`
 	// Health excludes servers that fail their checks from placement; nil: no checks.
@@ -188,16 +188,17 @@ type Service struct {
 	Revision *Revision `yaml:"-"`
 }
 
-// Revision identifies one reading of a service by a source. Each has an address of its own.
+// Revision identifies one reading of a service: services with a pointer to the same revision are
+// equal. It has a byte, so that pointers to two revisions differ.
 type Revision struct{ _ byte }
 
-// Same tells whether two services are equal.
+// Same tells whether two services are equal. Services of the same revision are, so there is no need
+// to compare their fields.
 func (s *Service) Same(other *Service) bool {
 	return s.Revision != nil && s.Revision == other.Revision || reflect.DeepEqual(s, other)
 }
 
-// Takes tells whether the configuration permits new flows to the server: its weight is not 0, and
-// it is not drained.
+// Takes tells whether the server may get new flows: it is not drained, and its weight is not 0.
 func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
 
 // OrdersByReports tells whether the balancer orders the candidates by the loads that they report.
@@ -211,12 +212,13 @@ func (s Selection) OrdersByReports() bool { return s.Method().OrdersByReports }
 // ServersDecide tells whether the service's servers decide which of them gets a new flow.
 func (s *Service) ServersDecide() bool { return s.Placement.Method().ServersDecide }
 
-// Takes tells whether the configuration permits new flows to at least one server.
+// Takes tells whether at least one server may get new flows.
 func (s *Service) Takes() bool {
 	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })
 }
 
-// Probes tells whether the servers' agents are probed. Without a value they are not.
+// Probes tells whether the balancer probes the agents of the servers. If the field has no value, it
+// does not.
 func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 
 // Timeouts are the times for which the flow table keeps a flow after its last packet, from 5 s to

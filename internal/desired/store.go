@@ -68,6 +68,7 @@ func (s *Store) fixed() []Setting {
 
 const storePath = "store"
 
+// defaultStore sets the defaults of the section store, if there is one.
 func (given Given) defaultStore(s *Store) {
 	if s != nil {
 		setDefault(given, fieldpath.Child(storePath, "max-removed-percent"), &s.MaxRemovedPercent,
@@ -103,6 +104,7 @@ func (r *rules) checkStore(b *Balancer) {
 	r.checkStoreFiles(path, etcd)
 }
 
+// checkEndpoint checks the URL of a member of etcd.
 func (r *rules) checkEndpoint(path, endpoint string, usesTLS bool) {
 	parsed, err := url.Parse(endpoint)
 	switch {
@@ -135,7 +137,7 @@ func (r *rules) checkStoreFiles(path string, e *Etcd) {
 	r.checkPair(path, "username", e.Username, "password-file", e.PasswordFile)
 }
 
-// checkPair checks that both or none of two fields have values.
+// checkPair checks that two fields both have values, a and b, or that both have none.
 func (r *rules) checkPair(path, first, a, second, b string) {
 	switch {
 	case a != "" && b == "":

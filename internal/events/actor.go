@@ -9,14 +9,14 @@ import (
 	"strconv"
 )
 
-// Signal is the actor of a change by SIGHUP. The kernel tells the sender only to a handler that Go does
-// not let a program install.
+// Signal is the actor of a change by SIGHUP. The sender is unknown: the kernel names it only to a
+// signal handler, and a Go program cannot install one.
 const Signal = "signal"
 
 type actorKey struct{}
 
-// WithActor returns a context with the actor of the changes that are made in it. The function is called
-// only if somebody wants to know.
+// WithActor returns a context for the changes of an actor. The function who returns the actor. It
+// is called only when the actor is needed.
 func WithActor(ctx context.Context, who func() string) context.Context {
 	return context.WithValue(ctx, actorKey{}, who)
 }
@@ -29,8 +29,8 @@ func ActorOf(ctx context.Context) string {
 	return ""
 }
 
-// ByActor returns a context with the actor of another one. The goroutine that makes a change for a
-// caller has a context of its own.
+// ByActor returns ctx with the actor of the context of. A goroutine that makes changes for callers
+// needs it: it has its own context, and the actor is in the caller's context.
 func ByActor(ctx, of context.Context) context.Context {
 	by := ActorOf(of)
 	return WithActor(ctx, func() string { return by })

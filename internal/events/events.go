@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events keeps the last events of a running balancer or agent, and delivers them to any number of
-// readers. A slow reader delays nobody: it misses the oldest events, and sees that by their numbers.
+// Package events keeps the last events of a running balancer or agent, and delivers them to any
+// number of readers. A slow reader delays nobody. If it is too slow, it misses events, and sees a
+// gap between their numbers.
 package events
 
 import (
@@ -17,31 +18,31 @@ type Kind string
 
 // The kinds of events. docs/reference/api.md describes them.
 const (
-	Started         Kind = "started"          // the process has begun: its events before are gone
-	ServerDown      Kind = "server_down"      // unfit for new flows
-	ServerUp        Kind = "server_up"        // fit again
-	ServerDraining  Kind = "server_draining"  // the desired state gives it no new flows any more
-	ServerDrained   Kind = "server_drained"   // and it has no flow left
-	ServerUndrained Kind = "server_undrained" // the desired state gives it new flows again
-	ServiceDown     Kind = "service_down"     // no server is fit for new flows
-	ServiceUp       Kind = "service_up"       // a server is fit again
+	Started         Kind = "started"          // the process has begun: earlier events are gone
+	ServerDown      Kind = "server_down"      // a server is unfit for new flows
+	ServerUp        Kind = "server_up"        // a server is fit for new flows again
+	ServerDraining  Kind = "server_draining"  // a server was drained: it gets no new flows
+	ServerDrained   Kind = "server_drained"   // a drained server has no flow left
+	ServerUndrained Kind = "server_undrained" // a server was undrained: it gets new flows again
+	ServiceDown     Kind = "service_down"     // no server of a service is fit for new flows
+	ServiceUp       Kind = "service_up"       // a server of a service is fit again
 	FlowsLost       Kind = "flows_lost"       // a server has lost flows
 	VIPMissing      Kind = "vip_missing"      // a VIP is not an address of the agent's host
-	VIPBack         Kind = "vip_back"         // and is one again
+	VIPBack         Kind = "vip_back"         // a VIP is an address of the agent's host again
 	RouteAnnounced  Kind = "route_announced"  // a VIP is announced to routers
-	RouteWithdrawn  Kind = "route_withdrawn"  // and is not any more
+	RouteWithdrawn  Kind = "route_withdrawn"  // a VIP is no longer announced
 	SessionUp       Kind = "session_up"       // a BGP session is established
 	SessionDown     Kind = "session_down"     // a BGP session has ended
-	Drained         Kind = "drained"          // the balancer itself: all routes are withdrawn
-	Undrained       Kind = "undrained"        // and are announced again
-	NotSaved        Kind = "not_saved"        // the balancer cannot write to its directory of state
-	Saved           Kind = "saved"            // and can again
+	Drained         Kind = "drained"          // the balancer itself is drained: all routes are withdrawn
+	Undrained       Kind = "undrained"        // the balancer itself announces its routes again
+	NotSaved        Kind = "not_saved"        // the balancer cannot write to its state directory
+	Saved           Kind = "saved"            // the balancer can write to its state directory again
 	Changed         Kind = "changed"          // the desired state has changed
 	ReloadRefused   Kind = "reload_refused"   // the files are not valid, or cannot be followed
 	StoreDown       Kind = "store_down"       // the store of the fleet does not answer
-	StoreUp         Kind = "store_up"         // it answers again
+	StoreUp         Kind = "store_up"         // the store answers again
 	StoreHeld       Kind = "store_held"       // the balancer does not follow the store
-	StoreFollowed   Kind = "store_followed"   // it follows again
+	StoreFollowed   Kind = "store_followed"   // the balancer follows the store again
 )
 
 // Event is something that has happened.
@@ -63,7 +64,8 @@ type Event struct {
 	Changes []string `json:"changes,omitempty" doc:"as segue apply prints them, at most 100, and the number of the others"`
 }
 
-// kept is the largest number of events that a stream keeps. Then it forgets a quarter.
+// kept is the greatest number of events that a stream keeps. When it has so many, it forgets the
+// oldest quarter.
 const kept = 4096
 
 // Stream keeps the last events. A nil stream drops them.
@@ -75,8 +77,8 @@ type Stream struct {
 	more chan struct{}
 }
 
-// NewStream returns an empty stream. Its IDs begin with the time in microseconds, so they are higher
-// than those of an earlier process.
+// NewStream returns an empty stream. Its IDs begin with the time in microseconds, so they are
+// higher than those of an earlier process.
 func NewStream() *Stream {
 	return &Stream{next: uint64(time.Now().UnixMicro()), more: make(chan struct{})}
 }
@@ -91,15 +93,15 @@ func (s *Stream) Publish(e Event) {
 	e.ID, e.Time, e.Reason = s.next, time.Now(), shortened(e.Reason)
 	s.next++
 	if len(s.last) == kept {
-		s.last = s.last[kept/4:] // a reader may still use the memory
+		s.last = s.last[kept/4:] // does not move events, because a reader may still use their memory
 	}
 	s.last = append(s.last, e)
 	close(s.more)
 	s.more = make(chan struct{})
 }
 
-// longestReason is the size of the longest reason of an event, in bytes. An error of a reload can be
-// much longer: it has a line for each error in a file.
+// longestReason is the size of the longest reason of an event, in bytes. An error of a reload can
+// be much longer: it has a line for each error in a file.
 const longestReason = 4096
 
 // shortened returns a text of at most longestReason bytes that is valid UTF-8.
@@ -116,15 +118,17 @@ func shortened(text string) string {
 	return text[:end] + mark
 }
 
-// Last returns the ID of the last event, or that before the first one.
+// Last returns the ID of the last event. If there is none, it returns the ID before that of the
+// first event.
 func (s *Stream) Last() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next - 1
 }
 
-// Before returns the ID of the event before the last ones, which are n at most, and none of them older
-// than a time. The zero time is before all events.
+// Before returns the ID after which a reader must begin to get the last n events, without those
+// from before since. If n is greater than the number of kept events, the reader gets all of them.
+// The zero time is before all events.
 func (s *Stream) Before(n int, since time.Time) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,9 +139,11 @@ func (s *Stream) Before(n int, since time.Time) uint64 {
 	return s.next - uint64(len(last)) - 1
 }
 
-// After returns the kept events with higher IDs. If there are none, After waits for one. An ID that
-// the stream has not given yet counts as 0: it is of a process whose clock was ahead. After returns
-// the error of the context if it ends first.
+// After returns the kept events with IDs above id. If there are none, it waits for one. If the
+// context ends first, it returns the context's error.
+//
+// An ID that the stream has not given yet counts as 0. It comes from an earlier process whose clock
+// was ahead.
 func (s *Stream) After(ctx context.Context, id uint64) ([]Event, error) {
 	for {
 		events, more := s.after(id)
@@ -152,7 +158,7 @@ func (s *Stream) After(ctx context.Context, id uint64) ([]Event, error) {
 	}
 }
 
-// after returns the kept events with higher IDs, and a channel that the next event closes.
+// after returns the kept events with IDs above id, and a channel that the next event closes.
 func (s *Stream) after(id uint64) ([]Event, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"reflect"
 )
 
-// Bounds are the least and the greatest valid number of a field.
+// Bounds are the smallest and the greatest valid number of a field.
 type Bounds struct{ Low, High uint64 }
 
 // ParseBounds reads a field's range tag, such as `range:"0 to 1000"`. It panics if the tag is not
@@ -19,7 +19,7 @@ func ParseBounds(tag string) (b Bounds) {
 	return b
 }
 
-// Contain tells whether a value of an integer type is within the bounds.
+// Contain tells whether a value is within the bounds. The value must be of an integer type.
 func (b Bounds) Contain(value reflect.Value) bool {
 	if value.CanInt() {
 		return value.Int() >= 0 && b.ContainNumber(uint64(value.Int()))

@@ -19,10 +19,11 @@ type Error struct {
 	Path    string // of the field, such as services[2].servers[0].locator; empty for the whole input
 	Value   string // as written in the input; empty if there is none
 	Problem string
-	Other   string // path of the field that the problem names last; empty if it names none
+	Other   string // path of another field, with which the text of the problem ends; empty: none
 }
 
-// Error returns the error on one line, as FILE:LINE: PATH "VALUE": PROBLEM, without empty parts.
+// Error returns the error on one line, as FILE:LINE: PATH "VALUE": PROBLEM. It leaves out parts
+// that are empty.
 func (e *Error) Error() string {
 	var s strings.Builder
 	line := strconv.Itoa(e.Line)
@@ -92,7 +93,7 @@ func (e Errors) AtLine(line int) Errors {
 	return copies
 }
 
-// Unwrap gives errors.As and errors.Is the single errors.
+// Unwrap returns the single errors, for errors.As and errors.Is.
 func (e Errors) Unwrap() []error {
 	errs := make([]error, len(e))
 	for i, problem := range e {
@@ -101,7 +102,8 @@ func (e Errors) Unwrap() []error {
 	return errs
 }
 
-// OrNil returns the errors in the order of the file's lines, or an untyped nil if there are none.
+// OrNil returns the errors in the order of the file's lines. If there are none, it returns nil: a
+// nil Errors in an error would not be nil.
 func (e Errors) OrNil() error {
 	if len(e) == 0 {
 		return nil

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rundir manages the run-time files of an instance in /run/segue: the lock, which one
-// process at a time holds, and the record, in which that process describes itself.
+// Package rundir manages the files of an instance in /run/segue. One process at a time holds the
+// lock. In the record, this process describes itself.
 package rundir
 
 import (
@@ -17,19 +17,19 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// runDir is a directory whose content lasts until the host reboots.
+// runDir is the directory of the files. They last until the host reboots.
 const runDir = "/run/segue"
 
 const lockSuffix = ".lock"
 
 // LockFile returns the path of an instance's lock. The file exists from the instance's first start
-// until the instance is removed, or until a first start fails.
+// until the instance is detached. If the first start fails, the file is removed at once.
 func LockFile(instance string) string {
 	return filepath.Join(runDir, instance+lockSuffix)
 }
 
-// SocketFile returns the path of the socket by which an instance is changed (package api). The file
-// exists while the instance's process runs, and after the process was killed.
+// SocketFile returns the path of the socket of an instance's API. The file exists while the
+// instance's process runs. A process that is killed leaves it.
 func SocketFile(instance string) string { return socketFile(LockFile(instance)) }
 
 func socketFile(lockFile string) string { return strings.TrimSuffix(lockFile, lockSuffix) + ".sock" }
@@ -38,8 +38,8 @@ func socketFile(lockFile string) string { return strings.TrimSuffix(lockFile, lo
 var ErrRunning = errors.New("is already running")
 
 // Lock ensures that only one process at a time runs an instance. The lock is held until the
-// returned file is closed or the process ends. The error is ErrRunning if another process holds the
-// lock.
+// returned file is closed or the process ends. If another process holds the lock, the error wraps
+// ErrRunning.
 func Lock(instance string) (*os.File, error) {
 	if err := desired.CheckInstance(instance); err != nil {
 		return nil, err
@@ -65,21 +65,21 @@ func refused(instance string, err error) error {
 	return fmt.Errorf("instance %q: %w", instance, err)
 }
 
-// running returns the error that names the process with the lock of an instance.
+// running returns the error that another process runs an instance. The error names the process.
 func running(instance string) error {
 	process, err := FindProcess(instance)
 	if err != nil {
 		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
-	if process == nil { // or the process has just ended
+	if process == nil { // or the process has just ended, which is unlikely
 		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
 	}
 	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
 		process.Since.Format(time.RFC3339))
 }
 
-// lockFile opens and locks a file. If Unlock removes the file between the two steps, the lock
-// excludes nobody, so lockFile starts again.
+// lockFile opens and locks a file. Between the two steps, Unlock may remove the file. Then the lock
+// excludes nobody, because the next process makes a new file. So lockFile starts again.
 func lockFile(path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -102,7 +102,8 @@ func lockFile(path string) (*os.File, error) {
 	}
 }
 
-// stamp sets the file's modification time to the time of the lock, for FindProcess.
+// stamp sets the file's modification time to the present. FindProcess reads the time of the lock
+// there.
 func stamp(file *os.File) error {
 	if err := unix.Futimes(int(file.Fd()), nil); err != nil {
 		return errors.Join(fmt.Errorf("stamp %s: %w", file.Name(), err), file.Close())
@@ -110,8 +111,8 @@ func stamp(file *os.File) error {
 	return nil
 }
 
-// Unlock removes the lock file of a removed instance, and the record and the socket that a killed
-// process has left.
+// Unlock removes the lock file of an instance that is removed from the host, and closes the lock.
+// It also removes the record and the socket, which a killed process has left.
 func Unlock(lock *os.File) error {
 	var err error
 	for _, file := range []string{recordFile(lock.Name()), socketFile(lock.Name())} {

@@ -30,8 +30,8 @@ func FindProcess(instance string) (*Process, error) {
 	return process, nil
 }
 
-// findHolder finds the process that holds a lock. It does not take the lock, because a process that
-// starts meanwhile would be refused.
+// findHolder finds the process that holds a lock, by /proc/locks (proc_locks(5)). It does not try
+// to take the lock: a process that starts at this moment would then fail.
 func findHolder(path string) (*Process, error) {
 	file, err := os.OpenFile(path, unix.O_PATH, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -58,6 +58,7 @@ func findHolder(path string) (*Process, error) {
 		if !lines.Scan() {
 			return nil, lines.Err()
 		}
+		// The fields are the number of the lock, type, mode, access, process and name of the file.
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 6 || fields[1] != "FLOCK" || fields[5] != name {
 			continue
@@ -71,9 +72,9 @@ func findHolder(path string) (*Process, error) {
 }
 
 // nameInLocks returns the name of a file in /proc/locks: the device of its mount and the number of
-// its inode (proc_locks(5)). The numbers of stat(2) can differ from these, on btrfs, and on
-// overlayfs with layers on different file systems. For a mount outside the process's root
-// (chroot(2)), only the device of stat(2) is known.
+// its inode (proc_locks(5)). stat(2) can return other numbers: on btrfs, and on overlayfs with
+// layers on different file systems. Only for a mount outside the process's root (chroot(2)) does
+// nameInLocks take the device of stat(2), because no other is known.
 func nameInLocks(file *os.File, statDevice uint64) (string, error) {
 	path := fmt.Sprintf("/proc/self/fdinfo/%d", file.Fd())
 	text, err := os.ReadFile(path)

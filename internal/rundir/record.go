@@ -20,11 +20,11 @@ import (
 
 // Configuration tells which configuration a running process uses.
 type Configuration struct {
-	File string    `json:"file"` // absolute
+	File string    `json:"file"` // the absolute path
 	Read time.Time `json:"read"` // when the configuration in force was read
 	// Overrides are the overrides in force.
 	Overrides []desired.Override `json:"overrides,omitempty"`
-	// InvalidOverrides are left out.
+	// InvalidOverrides are the overrides that the process leaves out.
 	InvalidOverrides []InvalidOverride `json:"invalid_overrides,omitempty"`
 	// Store is the condition of the connection to the store of a balancer's fleet. It is nil
 	// without a store.
@@ -32,12 +32,13 @@ type Configuration struct {
 	// Refused describes the last reload if it failed. It is nil if the last reload succeeded or
 	// there was none.
 	Refused *Refusal `json:"refused"`
-	// Unchecked tells why the host of a balancer could not check servers the last time. It is nil if
-	// there was no such time.
+	// Unchecked is the last health check that the host of a balancer could not make. It is nil if
+	// there was none.
 	Unchecked *Unchecked `json:"unchecked,omitempty"`
-	// Unsaved tells why a balancer cannot write to its directory of state. It is empty if it can.
+	// Unsaved tells why a balancer cannot write to its state directory. It is empty if it can.
 	Unsaved string `json:"unsaved,omitempty"`
-	// Reasons tell why servers of a balancer are unfit for new flows, as far as the tables do not.
+	// Reasons tell why servers of a balancer are unfit for new flows. The tables of the data path have
+	// only the conditions.
 	Reasons []ServerReason `json:"reasons,omitempty"`
 }
 
@@ -49,11 +50,11 @@ type ServerReason struct {
 	Reason    string `json:"reason"`    // as in the log
 }
 
-// InvalidOverride is an override that a process leaves out. It has no service if the file of overrides
-// as a whole cannot be read.
+// InvalidOverride is an override that a process leaves out. It has no service if the file of
+// overrides as a whole cannot be read.
 type InvalidOverride struct {
 	desired.Override
-	Problems []string `json:"problems"` // as in the log, one each
+	Problems []string `json:"problems"` // the texts of the log
 }
 
 // Unchecked is a health check that the host could not make.
@@ -64,24 +65,25 @@ type Unchecked struct {
 
 // Store is the condition of a connection to a store.
 type Store struct {
-	Version  string   `json:"version"`  // which the balancer follows
-	Problems []string `json:"problems"` // what an operator should know, the gravest first
+	Version  string   `json:"version"`  // the version that the balancer follows
+	Problems []string `json:"problems"` // for an operator, the gravest first
 }
 
 // Refusal is a reload that failed and changed nothing.
 type Refusal struct {
 	Time     time.Time `json:"time"`
-	Problems []string  `json:"problems"` // as in the log, one each
+	Problems []string  `json:"problems"` // the texts of the log
 }
 
 // Record describes a running process, in a file beside its lock.
 type Record struct {
-	// Process is the start time of the process, as in Process.Since. It identifies the process: a
-	// killed process leaves its record, which does not describe the next process.
+	// Process is the time at which the process took over the instance, as in Process.Since. It
+	// identifies the process: a killed process leaves its record, which does not describe the next
+	// process.
 	Process       time.Time         `json:"process"`
 	Role          string            `json:"role"` // balancer or agent
 	Configuration Configuration     `json:"configuration"`
-	Fixed         []desired.Setting `json:"fixed"` // the fixed settings in force
+	Fixed         []desired.Setting `json:"fixed"` // the settings that only a restart can change
 }
 
 // RecordFile returns the path of an instance's record. The file exists while the instance's process
@@ -93,8 +95,8 @@ func recordFile(lockFile string) string {
 	return strings.TrimSuffix(lockFile, lockSuffix) + ".json"
 }
 
-// FindRecord returns the record of the process that runs an instance. It is nil if no process runs
-// the instance, or if the process has written no record.
+// FindRecord returns the record of the process that runs an instance. It returns nil if process is
+// nil, or if the process has written no record.
 func FindRecord(instance string, process *Process) (*Record, error) {
 	record, err := readRecord(RecordFile(instance), process)
 	if err != nil {
@@ -103,6 +105,7 @@ func FindRecord(instance string, process *Process) (*Record, error) {
 	return record, nil
 }
 
+// readRecord reads the record of a process. It returns nil if there is none of this process.
 func readRecord(path string, process *Process) (*Record, error) {
 	if process == nil {
 		return nil, nil
@@ -118,7 +121,7 @@ func readRecord(path string, process *Process) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if !record.Process.Equal(process.Since) {
+	if !record.Process.Equal(process.Since) { // it is the record of an earlier process
 		return nil, nil
 	}
 	return record, nil
@@ -132,8 +135,8 @@ func parseRecord(data []byte) (*Record, error) {
 	return &record, nil
 }
 
-// Recorder keeps the record of a process. Several goroutines may use it. If it cannot write the record,
-// it logs the error, and the process continues.
+// Recorder keeps the record of a process. Several goroutines may use it. If it cannot write the
+// record, it logs the error, and the process continues.
 type Recorder struct {
 	log  *slog.Logger
 	path string
@@ -142,8 +145,8 @@ type Recorder struct {
 	record Record
 }
 
-// NewRecorder writes the record of a process that holds the lock of an instance and has just read a
-// configuration file.
+// NewRecorder returns the recorder of a process, and writes the record. The process must hold the
+// lock of the instance, and have just read the configuration file.
 func NewRecorder(
 	lock *os.File, role, file string, fixed []desired.Setting, log *slog.Logger,
 ) *Recorder {
@@ -163,7 +166,7 @@ func NewRecorder(
 	return r
 }
 
-// TrackReloads returns a function that reloads and records the result.
+// TrackReloads returns a function that calls reload and records the result.
 func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		now := time.Now()
@@ -200,7 +203,7 @@ func (r *Recorder) SetStore(store Store) {
 	r.write()
 }
 
-// SetUnchecked records why the host cannot check servers.
+// SetUnchecked records that the host could not make a health check just now, and why.
 func (r *Recorder) SetUnchecked(reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -208,8 +211,8 @@ func (r *Recorder) SetUnchecked(reason string) {
 	r.write()
 }
 
-// SetUnsaved records why the process cannot write to its directory of state. An empty text says that
-// it can.
+// SetUnsaved records why the process cannot write to its state directory. An empty problem means
+// that it can.
 func (r *Recorder) SetUnsaved(problem string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,14 +236,15 @@ func (r *Recorder) Close() error {
 	return nil
 }
 
-// write replaces the record in one step, so that readers see the old record or the new one. Only
-// root may read the file, because it contains the seed.
+// write writes the record in place of the earlier one, and logs an error.
 func (r *Recorder) write() {
 	if err := r.replace(); err != nil {
 		r.log.Warn("status cannot show the configuration", "error", err)
 	}
 }
 
+// replace replaces the file atomically, so that readers see the earlier record or the new one. Only
+// root may read the file, because it contains the seed.
 func (r *Recorder) replace() error {
 	data, err := json.Marshal(&r.record)
 	if err != nil {

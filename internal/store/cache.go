@@ -14,8 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/serversets"
 )
 
-// State is what a balancer follows: the content of the fleet and the generations as of a released
-// change.
+// State is what a balancer follows: the content of the store and the generations, both as of a
+// change that the leader has released.
 type State struct {
 	Version     Version                `json:"version"`
 	Content     Tree                   `json:"content"`
@@ -33,8 +33,8 @@ type cached struct {
 	*State
 }
 
-// LoadCache reads the state that a balancer followed last. It is nil if there is no file, or if the
-// file is of another fleet. LoadCache returns an error if the file cannot be read.
+// LoadCache reads the state that a balancer followed last. It returns nil if there is no file, or
+// if the file belongs to another fleet.
 func LoadCache(path, prefix string) (*State, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,6 +69,6 @@ func (s *State) save(path, prefix string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	// It has no secrets, but nobody else needs it either.
+	// The file has no secrets, but only the balancer and its group need it.
 	return atomicfile.Write(path, append(text, '\n'), 0o640)
 }

@@ -14,8 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// causes remembers the last error that the client of etcd has logged. The client tries again until
-// the time of a request is over, and then tells only that.
+// causes is a logger for etcd's client that keeps only the last error. The client repeats a request
+// that fails until the time of the request is over. Then it returns only that the time is over. The
+// cause is in its log.
 type causes struct {
 	zapcore.LevelEnabler
 
@@ -26,10 +27,10 @@ type causes struct {
 
 func newCauses() *causes { return &causes{LevelEnabler: zapcore.WarnLevel} }
 
-// With is for the logger.
+// With implements zapcore.Core.
 func (c *causes) With([]zapcore.Field) zapcore.Core { return c }
 
-// Check is for the logger.
+// Check implements zapcore.Core.
 func (c *causes) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(entry.Level) {
 		return checked.AddCore(entry, c)
@@ -37,7 +38,7 @@ func (c *causes) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapc
 	return checked
 }
 
-// Write notes the error of a log entry.
+// Write implements zapcore.Core. It keeps the error of a log entry.
 func (c *causes) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 	for _, f := range fields {
 		err, ok := f.Interface.(error)
@@ -51,19 +52,20 @@ func (c *causes) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 	return nil
 }
 
-// Sync is for the logger.
+// Sync implements zapcore.Core.
 func (c *causes) Sync() error { return nil }
 
-// errFull tells that the store has reached its quota. It says so to a transaction that it has
-// refused, and also to one that it has made and that has crossed the quota: a member checks the quota
-// before it proposes a transaction, and again when it applies it, and then answers with the error
-// after it has applied it (quotaApplierV3.Txn of etcd, 3.4 to 3.7).
+// errFull tells that the store has reached its quota. After this error, the transaction may have
+// been made or not. A member of etcd checks the quota before it proposes a transaction, and then
+// refuses it. The member checks the quota again when it applies the transaction. Then it answers
+// with the error although it has applied the transaction (quotaApplierV3.Txn of etcd, 3.4 to 3.7).
 var errFull = errors.New("the store is full (etcdctl alarm list)")
 
-// errNoAnswer tells that the time of a request has ended.
+// errNoAnswer tells that the store has not answered a request in its time.
 var errNoAnswer = errors.New("no answer in time")
 
-// describe says in a few words why a request that began at a time has failed.
+// describe returns a short error that says why a request has failed. began is when the request
+// began: the client's log may have an error of an earlier request.
 func (c *causes) describe(err error, began time.Time) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):

@@ -8,16 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// Document is the content of a fleet as files have it.
+// Document is the content of a fleet's store in the form of a configuration file and a file of
+// overrides.
 type Document struct {
-	// Services are the services of a configuration file, in the order of their names, and so are
-	// their servers.
+	// Services are in the order of their names, each with its servers in the order of their names.
 	Services []desired.Fields
 	// Overrides are in the order of their targets.
 	Overrides []desired.Override
@@ -70,7 +69,7 @@ func (t Tree) Document() (*Document, error) {
 	return d, nil
 }
 
-// fields returns the fields of a service or a server with a name.
+// fields returns the fields of the service or server at a key, and adds its name to them.
 func (t Tree) fields(key, name string) (fields desired.Fields, err error) {
 	if err := t.decode(key, &fields); err != nil {
 		return nil, err
@@ -83,7 +82,8 @@ func (t Tree) fields(key, name string) (fields desired.Fields, err error) {
 	return fields, nil
 }
 
-// override returns the override of a key, without its target.
+// override returns the override at a key, without its target. It is empty if the tree lacks the
+// key.
 func (t Tree) override(key string) (o desired.Override, err error) {
 	if t[key] == nil {
 		return o, nil
@@ -99,9 +99,10 @@ func (t Tree) override(key string) (o desired.Override, err error) {
 	return o, nil
 }
 
+// decode reads the JSON value at a key.
 func (t Tree) decode(key string, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(t[key]))
-	decoder.UseNumber() // a float64 has not the digits of all integers
+	decoder.UseNumber() // a float64 would lose digits of great integers
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
 		return fmt.Errorf("key %s: %w", key, err)
@@ -147,9 +148,9 @@ func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
 	return next, next.putOverrides(overrides)
 }
 
-// WithOverridesOf returns the tree with the overrides of another one, also those that Document cannot
-// read. A service of the tree takes precedence over an override that adds it: the override, and the
-// servers that it has brought, no longer add anything.
+// WithOverridesOf returns the tree with the overrides of another tree, even those that Document
+// cannot read. If the tree itself has a service that an override adds, the override must no longer
+// add it, or the servers that came with it.
 func (t Tree) WithOverridesOf(other Tree) Tree {
 	next, _ := t.WithOverrides(nil) // without overrides there is no error
 	for key, value := range other {
@@ -169,8 +170,10 @@ func (t Tree) WithOverridesOf(other Tree) Tree {
 	return next
 }
 
-// isAdopted tells whether a key is an override that adds a service of the tree, or a server that such
-// an override has brought. If apart has left the servers in the override, other servers are not of it.
+// isAdopted tells whether a key has an override that adds a service which the tree itself has, or
+// an override that adds a server of such a service. A server's override counts only if apart has
+// moved the servers out of the service's override. If they are still in it, other overrides of
+// servers have another origin.
 func (t Tree) isAdopted(key string) bool {
 	if treeOf(key) != overridesKey {
 		return false
@@ -179,22 +182,28 @@ func (t Tree) isAdopted(key string) bool {
 	if err != nil || t[keyOf(servicesKey, service)] == nil {
 		return false
 	}
-	own, err := t.override(overrideKey(service, ""))
-	list, _ := own.Add["servers"].([]any)
-	return err == nil && own.Add != nil && (server == "" || len(list) == 0)
+	ofService, err := t.override(overrideKey(service, ""))
+	if err != nil || ofService.Add == nil {
+		return false
+	}
+	servers, _ := ofService.Add["servers"].([]any)
+	return server == "" || len(servers) == 0
 }
 
-// dropAdd makes an override that can be read add nothing. Its other fields stay.
+// dropAdd makes the override at a key add nothing. What it sets stays. An override that cannot be
+// read stays as it is.
 func (t Tree) dropAdd(key string) {
 	o, err := t.override(key)
 	if err != nil || o.Add == nil {
 		return
 	}
-	if delete(t, key); len(o.Set) > 0 {
-		_ = t.put(key, bareOverride{Set: o.Set}) // it was read from JSON, and the key is free
+	delete(t, key)
+	if len(o.Set) > 0 {
+		_ = t.put(key, bareOverride{Set: o.Set}) // no error: Set was read from JSON, and the key is free
 	}
 }
 
+// putOverrides adds overrides to the tree, each at its own key.
 func (t Tree) putOverrides(overrides []desired.Override) error {
 	overrides, err := t.apart(overrides)
 	if err != nil {
@@ -208,12 +217,14 @@ func (t Tree) putOverrides(overrides []desired.Override) error {
 	return nil
 }
 
-// apart returns overrides with the same effect, in which each server of a service that an override
-// adds has an override of its own. A key with all servers could be larger than the store takes, and
-// a drain could not take effect before other changes of the service. If the tree has the service
-// itself, the override adds nothing, and neither must its servers: they stay in it.
+// apart takes overrides apart that add a service with its servers. The result has the same effect,
+// but each server has an override of its own. One key with all servers could be larger than the
+// store accepts, and a drain of one server would have to wait for other changes of the service.
+//
+// If the tree itself has the service, the override adds nothing. Then its servers stay in it,
+// because as overrides of their own they would add something.
 func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err error) {
-	added := map[string]int{} // indexes in all
+	added := map[string]int{} // the indexes in all of the new overrides of servers, by their keys
 	for _, o := range overrides {
 		for i, element := range t.addedServers(o) {
 			at := fmt.Sprintf("overrides of %s: add.servers[%d]", o.Service, i)
@@ -231,13 +242,13 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 			})
 		}
 	}
-	removed := map[int]bool{}
+	removed := map[int]bool{} // the indexes in all of added servers that another override removes
 	for _, o := range overrides {
 		i, isAdded := added[overrideKey(o.Service, o.Server)]
 		switch {
 		case isAdded && o.Remove:
 			removed[i] = true
-		case isAdded:
+		case isAdded: // the server has one override already, so it must also have what o sets
 			all[i].Set = o.Set
 		case len(t.addedServers(o)) > 0:
 			o.Add = without(o.Add, "servers")
@@ -256,8 +267,8 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 	return kept, nil
 }
 
-// addedServers returns the list of the servers of a service that an override adds. There is none if
-// the tree has the service itself.
+// addedServers returns the servers of the service that an override adds. It returns nothing if the
+// tree itself has the service: then the override adds nothing.
 func (t Tree) addedServers(o desired.Override) []any {
 	if o.Server != "" || t[keyOf(servicesKey, o.Service)] != nil {
 		return nil
@@ -273,7 +284,8 @@ func overrideKey(service, server string) string {
 	return keyOf(overridesKey, service, server)
 }
 
-// bareOverride is an override whose target is in its key.
+// bareOverride is an override without its target, as a value in the store. The key names the
+// target.
 type bareOverride struct {
 	Add    desired.Fields `json:"add,omitzero"`
 	Set    desired.Fields `json:"set,omitempty"`
@@ -282,7 +294,8 @@ type bareOverride struct {
 
 func bare(o desired.Override) bareOverride { return bareOverride{o.Add, o.Set, o.Remove} }
 
-// put adds a value, whose fields are then in the order of their names.
+// put adds the JSON of a value. The fields of a map are in the order of their names, so equal
+// values have the same JSON.
 func (t Tree) put(key string, value any) error {
 	if _, ok := t[key]; ok {
 		return fmt.Errorf("%s: occurs twice", key)
@@ -295,6 +308,8 @@ func (t Tree) put(key string, value any) error {
 	return nil
 }
 
+// nameIn returns the name in the fields of a service or server. at is the path of the fields, for
+// errors.
 func nameIn(fields map[string]any, at string) (string, error) {
 	name := fmt.Sprint(fields["name"])
 	if fields["name"] == nil || name == "" {
@@ -303,6 +318,7 @@ func nameIn(fields map[string]any, at string) (string, error) {
 	return name, nil
 }
 
+// without returns a copy of fields without those with the names.
 func without(fields map[string]any, names ...string) map[string]any {
 	rest := maps.Clone(fields)
 	for _, name := range names {
@@ -311,11 +327,12 @@ func without(fields map[string]any, names ...string) map[string]any {
 	return rest
 }
 
-// drainedField is the field of a server that gives it no new connections.
+// drainedField is the field of a server that tells whether the server is drained.
 const drainedField = "drained"
 
-// withDrainsOf returns the tree in which servers are drained as they are in a later one. Balancers
-// follow a drain at once, because it does not change a set of servers.
+// withDrainsOf returns the tree with one difference: a server is drained if it is drained in a
+// later tree. Balancers follow drains of a change before the change is released, because a drain
+// does not change a set of servers.
 func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 	result := maps.Clone(t)
 	for _, c := range t.changesTo(later) {
@@ -330,7 +347,7 @@ func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 		stays, err := bothHave(t, later, service, server)
 		switch {
 		case err != nil:
-		case !stays: // it is added or removed, which waits for the release
+		case !stays: // the server is added or removed, which waits for the release
 		case tree == overridesKey:
 			err = result.followOverride(c.key, later)
 		default:
@@ -343,7 +360,8 @@ func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 	return result, nil
 }
 
-// bothHave tells whether both trees have a server in the same way.
+// bothHave tells whether both trees have a server, by the same keys: its own key, an override that
+// adds it, or both. An override that removes the server means that a tree does not have it.
 func bothHave(t, later Tree, service, server string) (bool, error) {
 	key := overrideKey(service, server)
 	before, err := t.override(key)
@@ -352,11 +370,13 @@ func bothHave(t, later Tree, service, server string) (bool, error) {
 		return false, err
 	}
 	own := keyOf(serversKey, service, server)
-	return (t[own] == nil) == (later[own] == nil) && (t[own] != nil || before.Add != nil) &&
-		(before.Add == nil) == (after.Add == nil) && !before.Remove && !after.Remove, nil
+	hasOwn, isAdded := t[own] != nil, before.Add != nil
+	isSame := hasOwn == (later[own] != nil) && isAdded == (after.Add != nil)
+	return isSame && (hasOwn || isAdded) && !before.Remove && !after.Remove, nil
 }
 
-// followServer makes a server as drained as in a later tree.
+// followServer makes the server at a key drained if it is drained in a later tree, and not drained
+// if it is not.
 func (t Tree) followServer(key string, later Tree) error {
 	before, err := t.fields(key, "")
 	after, problem := later.fields(key, "")
@@ -367,7 +387,8 @@ func (t Tree) followServer(key string, later Tree) error {
 	return t.put(key, without(withDrainOf(before, after), "name"))
 }
 
-// followOverride makes an override drain its server as in a later tree.
+// followOverride makes the override at a key drain its server if it does so in a later tree. An
+// override that then has no effect is deleted.
 func (t Tree) followOverride(key string, later Tree) error {
 	before, err := t.override(key)
 	after, problem := later.override(key)
@@ -379,13 +400,14 @@ func (t Tree) followOverride(key string, later Tree) error {
 		before.Add = withDrainOf(before.Add, after.Add)
 	}
 	delete(t, key)
-	if reflect.DeepEqual(bare(before), bareOverride{Set: before.Set}) && len(before.Set) == 0 {
+	if before.Add == nil && len(before.Set) == 0 && !before.Remove {
 		return nil
 	}
 	return t.put(key, bare(before))
 }
 
-// withDrainOf returns fields with the drain of other fields.
+// withDrainOf returns fields with the field drained of other fields, or without it if the other
+// fields lack it.
 func withDrainOf(fields, other map[string]any) map[string]any {
 	result := without(fields, drainedField)
 	if drained, ok := other[drainedField]; ok {

@@ -24,20 +24,21 @@ import (
 )
 
 const (
-	// startPatience is how long a start waits for the store before it uses what it has kept.
+	// startPatience is how long a start waits for the store before it uses the balancer's own file.
 	startPatience = 5 * time.Second
-	// retryInterval is the time after which a state is applied again that could not be applied.
+	// retryInterval is the time after which the follower tries again to follow the store, or to write
+	// the balancer's own file.
 	retryInterval = 10 * time.Second
 )
 
 // Balancer is the balancer that a follower keeps up to date. Its methods are called by one
 // goroutine.
 type Balancer interface {
-	// Interpret returns what a document makes of the balancer. The error says which value of the
-	// document the balancer cannot follow.
+	// Interpret returns the desired state of the balancer that follows from a document. The error says
+	// which value of the document the balancer cannot follow.
 	Interpret(*Document) (*desired.Balancer, error)
-	// Follow makes the balancer follow a state whose document Interpret has accepted. If it returns
-	// an error, the state before stays in force.
+	// Follow makes the balancer follow a state whose document Interpret has accepted. If it returns an
+	// error, the earlier state stays in force.
 	Follow(context.Context, *State) error
 }
 
@@ -46,43 +47,43 @@ type Follower struct {
 	store    *Store
 	log      *slog.Logger
 	balancer Balancer
-	cache    string        // path of the file
-	setAside bool          // the file could not be read, and is kept under another name
+	cache    string        // the path of the balancer's own file, which has the state that it follows
+	setAside bool          // this file could not be read: save must keep it under another name
 	interval time.Duration // generationInterval, except in tests
 	// deference is strangerPause, except in tests.
 	deference time.Duration
-	history   serversets.Generations
+	history   serversets.Generations // from before the balancer had a store
 
-	first    chan struct{} // closed when there is a state
+	first    chan struct{} // closed when the balancer follows its first state
 	confirms chan confirmation
 
 	mu      sync.Mutex
 	status  Status
-	state   *State // in force, or to be in force at the start
-	newest  *Snapshot
+	state   *State        // the state in force; before the first, that of the balancer's own file, or nil
+	newest  *Snapshot     // the content that was read last
 	changed chan struct{} // closed and replaced when the status changes
 }
 
 // Status is the condition of a balancer's connection to the store.
 type Status struct {
-	// Reachable tells whether the store answers, and Since, when that began.
+	// Reachable tells whether the store answers. Since is the time from which on it does, or does not.
 	Reachable bool
 	Since     time.Time
-	// Begun is when the balancer began to follow the store, or to wait for it.
+	// Begun is when this follower was made.
 	Begun time.Time
 	// Problem tells why the store does not answer.
 	Problem string
-	// Follows is the version that the balancer follows. FromCache tells that it comes from the
-	// balancer's own file, and was not confirmed by the store yet.
+	// Follows is the version that the balancer follows. FromCache tells that this version comes from
+	// the balancer's own file, and that the store has not delivered a version yet.
 	Follows   Version
 	FromCache bool
-	// Newest is the last version of the store.
+	// Newest is the last version of the store that was read.
 	Newest Version
-	// Held tells why the balancer does not follow the store's released version, or cannot follow the
-	// last one.
+	// Held tells why the balancer does not follow the store's released version, or why it cannot
+	// follow the last version, which is not released yet.
 	Held string
-	// Confirmable is the version that Confirm makes the balancer follow all the same. The zero value
-	// means that there is none.
+	// Confirmable is a version that the balancer does not follow because it removes too many servers.
+	// Confirm makes the balancer follow it. The zero value means that there is none.
 	Confirmable Version
 	// Leader is the balancer that makes the generations. IsLeader tells that it is this one.
 	Leader   string
@@ -91,11 +92,13 @@ type Status struct {
 	Unsaved string
 }
 
+// noAnswerYet is the first Problem of a status.
 const noAnswerYet = "it has not answered yet"
 
-// NewFollower returns a follower of a store. It reads the state that the balancer followed last.
-// The history has the generations that the balancer had before it followed a store. They become
-// those of the fleet if the store has none.
+// NewFollower returns a follower of a store. It reads the state that the balancer followed last
+// from the balancer's own file. history has the generations that the balancer had before it
+// followed a store. If the store has no generations, and this balancer leads first, they become
+// those of the fleet.
 func NewFollower(
 	s *Store, b Balancer, cfg *desired.Balancer, history serversets.Generations, log *slog.Logger,
 ) *Follower {
@@ -116,14 +119,15 @@ func NewFollower(
 	return f
 }
 
-// Status returns the present condition.
+// Status returns the condition of the connection.
 func (f *Follower) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.status
 }
 
-// State returns the state in force.
+// State returns the state in force. Before the balancer has begun, it is that of its own file, or
+// nil.
 func (f *Follower) State() *State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,7 +141,7 @@ func (f *Follower) Newest() *Snapshot {
 	return f.newest
 }
 
-// update changes the status.
+// update changes the status, and wakes those who wait for a change.
 func (f *Follower) update(change func(*Status)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,8 +170,8 @@ func (f *Follower) Await(ctx context.Context, condition func(Status) bool) error
 	}
 }
 
-// Run follows the store, and makes its generations while this balancer holds the lease, until the
-// context ends.
+// Run follows the store until the context ends. While this balancer holds the lease, Run also makes
+// the generations.
 func (f *Follower) Run(ctx context.Context) error {
 	toFollow, toRelease := newLatest[*Snapshot](), newLatest[*Snapshot]()
 	r := newReleaser(f)
@@ -184,6 +188,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// newReleaser returns the part of a follower that makes generations.
 func newReleaser(f *Follower) *releaser {
 	return &releaser{
 		Store: f.store, log: f.log, interval: f.interval, deference: f.deference,
@@ -196,7 +201,8 @@ func newReleaser(f *Follower) *releaser {
 	}
 }
 
-// reached notes whether the store answers, and logs changes of that.
+// reached notes whether the store answers: err is nil, or says why it does not. It logs when the
+// store begins or ceases to answer.
 func (f *Follower) reached(err error) {
 	problem := ""
 	if err != nil {
@@ -217,14 +223,15 @@ func (f *Follower) reached(err error) {
 	}
 }
 
-// follow applies what the store releases.
+// follow considers each content of the store, and each confirmation, until the context ends. If the
+// store has delivered nothing usable after startPatience, the balancer begins with its own file.
 func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 	patience := time.NewTimer(startPatience)
 	defer patience.Stop()
 	var newest *Snapshot
-	var retry <-chan time.Time
+	var retry <-chan time.Time // nil: the last attempt has succeeded
 	for {
-		var c confirmation
+		var c confirmation // stays zero unless an operator has confirmed a version
 		select {
 		case <-ctx.Done():
 			return
@@ -253,8 +260,9 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 	}
 }
 
-// begin starts with the state that the balancer followed last, if there is one, and if there is no
-// newer one. The reason is why it does not start with the store's.
+// begin makes the balancer begin with the state of its own file. It does nothing if there is none,
+// or if the balancer has begun already. reason tells why the balancer does not begin with the
+// store's state.
 func (f *Follower) begin(ctx context.Context, reason string) {
 	state := f.State()
 	if state == nil || f.hasBegun() {
@@ -269,17 +277,18 @@ func (f *Follower) begin(ctx context.Context, reason string) {
 	close(f.first)
 }
 
-// confirmation makes the balancer follow a version. The zero value confirms nothing.
+// confirmation is an operator's wish that the balancer follow a version. The zero value confirms
+// nothing.
 type confirmation struct {
 	version Version
-	reply   chan error // has room for the answer
+	reply   chan error // has room for the answer, so the sender never waits
 }
 
-// outcome returns what became of a confirmation, after the store was considered.
+// outcome returns the answer to a confirmation, after consider has returned err.
 func (f *Follower) outcome(confirmed Version, err error) error {
 	s := f.Status()
 	switch {
-	case err != nil && s.Confirmable != (Version{}):
+	case err != nil && s.Confirmable != (Version{}): // another version needs a confirmation
 		return fmt.Errorf("version %s: %w: %w", confirmed, ErrVersion, err)
 	case err == nil && s.Follows != confirmed:
 		return fmt.Errorf("version %s: %w: the balancer follows version %s", confirmed, ErrVersion, s.Follows)
@@ -287,9 +296,9 @@ func (f *Follower) outcome(confirmed Version, err error) error {
 	return err
 }
 
-// Confirm makes the balancer follow a version of the store although that removes more servers than
-// the limit permits. The error wraps ErrVersion if the store has released another version since. It
-// tells why if the balancer cannot follow the version.
+// Confirm makes the balancer follow a version of the store although this version removes more
+// servers than the limit permits. If the store has released another version since, the error wraps
+// ErrVersion. Another error says why the balancer cannot follow the version.
 func (f *Follower) Confirm(ctx context.Context, version Version) error {
 	c := confirmation{version, make(chan error, 1)}
 	select {
@@ -308,12 +317,13 @@ func (f *Follower) Confirm(ctx context.Context, version Version) error {
 // errNotReleased tells that the store has no released change yet.
 var errNotReleased = errors.New("no balancer has made generations yet")
 
-// errUnreadable tells that the drains of the last change cannot be read.
+// errUnreadable tells that the last change cannot be read, and so the drains in it are unknown.
 var errUnreadable = errors.New("the last change cannot be read")
 
-// consider makes the balancer follow what the store has released, of which an operator may have
-// confirmed a version. It returns an error if the balancer does not follow that. It also reports
-// newer content that cannot be followed, because nobody may ever release it.
+// consider makes the balancer follow the version that the store has released. confirmed is the
+// version that an operator has confirmed, or zero. consider returns an error if the balancer does
+// not follow the released version. It also reports in the status if the balancer cannot follow the
+// last version. Such a version may never be released, so nobody else would report it.
 func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version) error {
 	f.mu.Lock()
 	f.newest = n
@@ -321,12 +331,12 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 	next, err := stateOf(n)
 	var confirmable Version
 	if err == nil {
-		var ok bool
-		if ok, err = f.apply(ctx, n, next, confirmed); ok {
+		var isConfirmable bool
+		if isConfirmable, err = f.apply(ctx, n, next, confirmed); isConfirmable {
 			confirmable = next.Version
 		}
 	}
-	held := err
+	held := err // what the status reports
 	if err == nil || errors.Is(err, errNotReleased) || errors.Is(err, errUnreadable) {
 		if unfit := f.checkNewest(n); unfit != nil {
 			held = unfit
@@ -336,8 +346,8 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 	return err
 }
 
-// checkNewest returns an error if the last change is not released yet, and if the balancer cannot
-// follow it.
+// checkNewest returns an error if the balancer cannot follow the last version. If the last version
+// is released already, it returns nil: apply has checked it.
 func (f *Follower) checkNewest(n *Snapshot) error {
 	if released, ok := n.released(); ok && released == n.Version() {
 		return nil
@@ -347,7 +357,7 @@ func (f *Follower) checkNewest(n *Snapshot) error {
 }
 
 // interpret returns the content of a version as a document, and the desired state of this balancer
-// that follows from it. The error tells how to cure it.
+// that follows from it. The error tells the operator what to do.
 func (f *Follower) interpret(version Version, content Tree) (*Document, *desired.Balancer, error) {
 	document, err := content.Document()
 	var wanted *desired.Balancer
@@ -362,7 +372,8 @@ func (f *Follower) interpret(version Version, content Tree) (*Document, *desired
 	return document, wanted, nil
 }
 
-// describeProblems returns the first problems of a content in one line. It may have thousands.
+// describeProblems returns the text of an error in one line. A content may have thousands of
+// problems, so it has only the first ones.
 func describeProblems(err error) string {
 	const most = 5
 	var problems fieldpath.Errors
@@ -380,7 +391,8 @@ func describeProblems(err error) string {
 	return text
 }
 
-// stateOf returns the state that balancers follow.
+// stateOf returns the state that balancers follow: the released version, with the drains of the
+// last one.
 func stateOf(n *Snapshot) (*State, error) {
 	if err := n.Check(); err != nil {
 		return nil, err
@@ -400,8 +412,9 @@ func stateOf(n *Snapshot) (*State, error) {
 	return &State{version, content, generations}, nil
 }
 
-// apply makes the balancer follow a state, unless it does already. confirmable tells that an
-// operator can confirm the state.
+// apply makes the balancer follow a state, unless it follows the same state already. If it returns
+// an error because the state removes too many servers, confirmable is true: an operator can confirm
+// the state.
 func (f *Follower) apply(
 	ctx context.Context, n *Snapshot, next *State, confirmed Version,
 ) (confirmable bool, err error) {
@@ -410,7 +423,9 @@ func (f *Follower) apply(
 		f.adopt(next, before.Version != next.Version)
 		return false, nil
 	}
-	if confirmable, err = f.check(n, before, next); err != nil && !(confirmable && confirmed == next.Version) {
+	confirmable, err = f.check(n, before, next)
+	isConfirmed := confirmable && confirmed == next.Version
+	if err != nil && !isConfirmed {
 		if isFirst && before != nil {
 			f.begin(ctx, err.Error())
 		}
@@ -427,6 +442,7 @@ func (f *Follower) apply(
 	return false, nil
 }
 
+// hasBegun tells whether the balancer follows a state.
 func (f *Follower) hasBegun() bool {
 	select {
 	case <-f.first:
@@ -436,13 +452,15 @@ func (f *Follower) hasBegun() bool {
 	}
 }
 
-// equal tells whether two states are the same for a balancer. After a drain, which has taken effect
-// at once, the release of its change is nothing new.
+// equal tells whether two states are the same for a balancer, even with different versions. For
+// example, a drain takes effect before its change is released. The release then has another version
+// and nothing new.
 func (s *State) equal(other *State) bool {
 	return s.Content.Equal(other.Content) && reflect.DeepEqual(s.Generations, other.Generations)
 }
 
-// check tells whether the balancer can follow a state, and whether its limit permits that.
+// check returns an error if the balancer cannot follow a state, or must not, because the state
+// removes more servers than the limit permits. In the second case, confirmable is true.
 func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, err error) {
 	document, wanted, err := f.interpret(next.Version, next.Content)
 	if err != nil || before == nil {
@@ -453,12 +471,16 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	if err != nil {
 		return false, err
 	}
-	isSame := before.Version.Epoch == next.Version.Epoch
-	if isSame && before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change {
+	isSameStore := before.Version.Epoch == next.Version.Epoch
+	// The writer of a change since the state before has permitted it to remove servers.
+	isPermitted := before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
+	if isSameStore && isPermitted {
 		return false, nil
 	}
 	was, is := had.serving(), document.serving()
-	if isSame && before.Version.Change < n.head.Drains { // drains do not wait for the release
+	// The writer of a change since then has named the servers to drain, so these do not count. The
+	// change may be later than next: drains do not wait for the release.
+	if isSameStore && before.Version.Change < n.head.Drains {
 		was, is = was.WithoutDrains(), is.WithoutDrains()
 	}
 	if err := was.CheckLoss(is, limit); err != nil {
@@ -468,7 +490,8 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	return false, nil
 }
 
-// adopt notes the state in force, and writes it to the balancer's own file.
+// adopt notes that a state is in force. If the state is new, or if the last attempt to write the
+// balancer's own file has failed, adopt writes this file.
 func (f *Follower) adopt(state *State, isNew bool) {
 	f.mu.Lock()
 	f.state = state
@@ -489,7 +512,8 @@ func (f *Follower) adopt(state *State, isNew bool) {
 	f.update(func(s *Status) { s.Unsaved = unsaved })
 }
 
-// save writes the balancer's own file. It keeps a file that could not be read under another name.
+// save writes the balancer's own file. If an earlier file could not be read, it keeps this one
+// under another name.
 func (f *Follower) save(state *State) error {
 	if f.setAside {
 		aside := f.cache + ".invalid"
@@ -502,7 +526,8 @@ func (f *Follower) save(state *State) error {
 	return state.save(f.cache, f.store.prefix)
 }
 
-// report notes what became of the content of the store.
+// report puts the result of consider into the status, and logs changes. err is nil if the balancer
+// follows the store.
 func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	held := ""
 	if err != nil {
@@ -511,7 +536,7 @@ func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	before := f.Status()
 	f.update(func(s *Status) {
 		s.Held, s.Confirmable = held, confirmable
-		s.Leader = n.leader[:max(0, strings.LastIndex(n.leader, " "))]
+		s.Leader = n.leader[:max(0, strings.LastIndex(n.leader, " "))] // without the ID of the lease
 		s.IsLeader = s.Leader == f.store.name
 		if s.Newest = (Version{}); n.head != nil {
 			s.Newest = n.Version()
@@ -530,7 +555,7 @@ func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	}
 }
 
-// First waits for the first state. It calls waiting, again and again, as long as there is none.
+// First waits until the balancer has begun. It calls waiting after each startPatience until then.
 func (f *Follower) First(ctx context.Context, waiting func(Status)) error {
 	tick := time.NewTicker(startPatience)
 	defer tick.Stop()

@@ -11,11 +11,13 @@ import (
 	"slices"
 )
 
-// An item is the value of a key, with the versions that balancers may still need: the newest first.
+// An item is what the store has at a key: the versions of the key's value that balancers may still
+// need, the newest first.
 //
-// A change can have more keys than a transaction of etcd. Its versions are written first, in any
-// number of transactions, under the number of the change. Nobody reads them until the head, one
-// key, has this number. So every reader sees a change wholly or not at all.
+// A change can have more keys than a transaction of etcd. So a writer first writes the versions,
+// each with the number of the change, in any number of transactions. Last, it writes this number
+// into the key head. Nobody reads versions with a number above that of the head. So every reader
+// sees a change wholly or not at all.
 type item []version
 
 // version is the value of a key from a change on.
@@ -25,6 +27,7 @@ type version struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
+// parseItem reads an item. The changes of its versions must be in descending order.
 func parseItem(text []byte) (item, error) {
 	var it item
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -43,7 +46,7 @@ func parseItem(text []byte) (item, error) {
 	return it, nil
 }
 
-// at returns the value as of a change, or nil.
+// at returns the value of the key as of a change, or nil if there is none.
 func (it item) at(change uint64) json.RawMessage {
 	if v := it.versionAt(change); v != nil {
 		return v.Value
@@ -51,6 +54,7 @@ func (it item) at(change uint64) json.RawMessage {
 	return nil
 }
 
+// versionAt returns the version that holds as of a change, or nil if there is none.
 func (it item) versionAt(change uint64) *version {
 	for i := range it {
 		if it[i].Change <= change {
@@ -60,11 +64,13 @@ func (it item) versionAt(change uint64) *version {
 	return nil
 }
 
-// with returns the item with a version of a new change. It keeps what readers of the given changes
-// read, and no other version.
+// with returns the item with the version of a new change. readers are changes as of which the item
+// may still be read: the item keeps the versions that hold as of these changes, and no other
+// versions.
 func (it item) with(v version, readers ...uint64) item {
 	next := item{v}
 	for _, change := range slices.Backward(slices.Sorted(slices.Values(readers))) {
+		// The same version may hold as of several of these changes.
 		if kept := it.versionAt(change); kept != nil && kept.Change < next[len(next)-1].Change {
 			next = append(next, *kept)
 		}
@@ -72,12 +78,14 @@ func (it item) with(v version, readers ...uint64) item {
 	return next.trimmed()
 }
 
-// without returns the item without the versions after a change. It is empty if there is no other.
+// without returns the item without the versions of changes after the given one. The result can be
+// empty.
 func (it item) without(after uint64) item {
 	return slices.DeleteFunc(slices.Clone(it), func(v version) bool { return v.Change > after })
 }
 
-// trimmed drops the oldest versions that have no value: without them, there is no value either.
+// trimmed drops versions without a value from the end. Where an item has no version, the key has no
+// value either.
 func (it item) trimmed() item {
 	for len(it) > 1 && it[len(it)-1].Value == nil {
 		it = it[:len(it)-1]
@@ -85,11 +93,12 @@ func (it item) trimmed() item {
 	return it
 }
 
-// isGone tells whether the item has no value for readers of a change and later ones.
+// isGone tells whether the key has no value as of a change and all later ones.
 func (it item) isGone(change uint64) bool {
 	return len(it) > 0 && it[0].Change <= change && it[0].Value == nil
 }
 
+// text returns the item as the store has it.
 func (it item) text() string {
 	text, err := json.Marshal(it)
 	if err != nil {
@@ -98,17 +107,18 @@ func (it item) text() string {
 	return string(text)
 }
 
-// Tree is the content of a fleet's keys as of a change: the JSON values of services, servers and
-// overrides, by key below the prefix.
+// Tree is the content of a fleet's store as of a change: the JSON values of services, servers and
+// overrides. The keys are those of the store without the prefix.
 type Tree map[string]json.RawMessage
 
-// changed is the difference between two trees.
+// changed is a key that differs between two trees.
 type changed struct {
 	key   string
-	value json.RawMessage // nil: removed
+	value json.RawMessage // nil: the key is removed
 }
 
-// changesTo returns what has to change, in the order of the keys.
+// changesTo returns the keys that differ in another tree, with their values there: first the keys
+// of the other tree, and then the removed ones.
 func (t Tree) changesTo(next Tree) []changed {
 	var all []changed
 	for _, key := range slices.Sorted(maps.Keys(next)) {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// The keys below the prefix of a fleet. Names of services and servers are escaped as parts of the
-// path of a URL (RFC 3986, section 2.1): etcd's tools print any other name, too, in one line.
+// The keys below the prefix of a fleet. Names of services and servers are escaped as in the path of
+// a URL (RFC 3986, section 2.1). So a key never has a line break, which etcd's tools would print.
 const (
 	headKey    = "head"    // the last change (head)
 	releaseKey = "release" // the change that balancers follow (release)
@@ -18,7 +18,7 @@ const (
 
 	servicesKey    = "services/"    // SERVICE: the fields of a service, without its servers
 	serversKey     = "servers/"     // SERVICE/SERVER: the fields of a server
-	overridesKey   = "overrides/"   // SERVICE, or SERVICE/SERVER: what replaces these fields
+	overridesKey   = "overrides/"   // SERVICE, or SERVICE/SERVER: the override of a service or server
 	generationsKey = "generations/" // SERVICE: the numbers and sets of servers of a service
 	setsKey        = "sets/"        // ID/PIECE: a part of a set of servers
 )
@@ -32,25 +32,28 @@ func keyOf(tree, service string, server ...string) string {
 	return key
 }
 
-// namesOf is the reverse of keyOf. The server is empty for the key of a service.
+// namesOf returns the names with which keyOf has made a key. For the key of a service, the name of
+// the server is empty.
 func namesOf(tree, key string) (service, server string, err error) {
-	escaped, of, isServer := strings.Cut(strings.TrimPrefix(key, tree), "/")
-	service, err = url.PathUnescape(escaped)
+	escapedService, escapedServer, isServer := strings.Cut(strings.TrimPrefix(key, tree), "/")
+	service, err = url.PathUnescape(escapedService)
 	if err == nil && isServer {
-		server, err = url.PathUnescape(of)
+		server, err = url.PathUnescape(escapedServer)
 	}
+	namesServers := tree != servicesKey && tree != generationsKey
 	switch {
 	case err != nil:
 		return "", "", fmt.Errorf("key %s: %w", key, err)
 	case service == "" || isServer && server == "":
 		return "", "", fmt.Errorf("key %s: has an empty name", key)
-	case (tree == servicesKey || tree == generationsKey) == isServer && tree != overridesKey:
+	case tree != overridesKey && isServer != namesServers: // overrides can be of either
 		return "", "", fmt.Errorf("key %s: names a server where a service belongs, or the reverse", key)
 	}
 	return service, server, nil
 }
 
-// treeOf returns the tree of a key with versions, or an empty string.
+// treeOf returns the tree of a key whose value is an item. For other keys it returns an empty
+// string.
 func treeOf(key string) string {
 	for _, tree := range []string{servicesKey, serversKey, overridesKey, generationsKey} {
 		if strings.HasPrefix(key, tree) {

@@ -25,16 +25,17 @@ const (
 	// leaseTTL is the time in seconds after which another balancer takes over from a leader
 	// that has died.
 	leaseTTL = 10
-	// generationInterval is the least time between two generations of a service. Changes of servers
-	// meanwhile become one generation, so that the last generations cover some time.
+	// generationInterval is the least time between two generations of a service. Changes of servers in
+	// this time become one generation. So the kept generations, which are few, reach back for some
+	// time.
 	generationInterval = 10 * time.Second
-	// strangerPause is how long a balancer without history leaves the lease to others, if the store has
-	// no generations. A balancer that has a history has connected again by then: after an outage it
-	// may have just begun its longest pause, and gRPC a pause and an attempt of its own. Twice that
-	// leaves room for one attempt that fails.
+	// strangerPause is how long a balancer without history leaves the lease to others, if the store
+	// has no generations. By then, a balancer with a history has connected again. After an outage, it
+	// may have just begun its longest pause; in gRPC, a pause and an attempt to connect can follow.
+	// The time is twice as long, because one attempt may fail.
 	strangerPause = 2*longestPause + 2*longestDial
-	// unfitPause is how long a balancer that cannot follow the content does not try to be the
-	// leader again, unless the content changes.
+	// unfitPause is how long a balancer does not take the lease again after it has found that it
+	// cannot follow the content. The pause ends earlier if the content changes.
 	unfitPause = 30 * time.Second
 )
 
@@ -42,7 +43,7 @@ const (
 type releaser struct {
 	*Store
 	log *slog.Logger
-	// interpret returns what the content of a version makes of the balancer.
+	// interpret returns the desired state of this balancer that follows from the content of a version.
 	interpret func(Version, Tree) (*desired.Balancer, error)
 	// state returns what this balancer follows, or nil. history has the generations from before it
 	// followed a store.
@@ -51,12 +52,11 @@ type releaser struct {
 	interval  time.Duration // generationInterval, except in tests
 	deference time.Duration // strangerPause, except in tests
 
-	// began has the number of the last generation of each service, and when this balancer saw it
-	// first. Another balancer's clock is of no use.
+	// began tells, by service, when its last generation began.
 	began map[string]beginning
 	token string // the value of the key leader, if this balancer has written it
-	// removed has the keys that this balancer has removed, with the revisions. A snapshot from
-	// before may still have them.
+	// removed has the keys that this balancer has removed, with the revisions at which it has removed
+	// them. A snapshot of an earlier revision still has these keys.
 	removed map[string]int64
 	// strangerSince is the time since which the store has no generations while this balancer has no
 	// history. It is zero if the store has generations, or if this balancer has a history.
@@ -65,6 +65,8 @@ type releaser struct {
 	unfitAt int64
 }
 
+// beginning is the number of a generation, and when this balancer has seen it first. The time is by
+// this balancer's clock, because the clock of another leader may differ.
 type beginning struct {
 	number uint64
 	at     time.Time
@@ -73,24 +75,27 @@ type beginning struct {
 // run takes the lease whenever nobody has it, and then releases changes, until the context ends.
 func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 	var newest *Snapshot
-	again := time.NewTimer(0) // after a pause, which follows a failure
-	<-again.C
+	again := time.NewTimer(0) // fires when a pause ends
+	<-again.C                 // there is no pause yet
 	isPausing := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case newest = <-snapshots: // generations also have their times while others make them
-			r.note(newest)
-			isOther := r.unfitAt > 0 && newest.headAt != r.unfitAt
-			if isPausing && !isOther { // the end of the own lease is news, too
+		case newest = <-snapshots:
+			r.note(newest) // also while another balancer leads, because this one may have to take over
+			// A pause goes on if there is a new snapshot: the end of the own lease causes one, too. Only a
+			// change after the one that this balancer could not release ends the pause.
+			isNewChange := r.unfitAt > 0 && newest.headAt != r.unfitAt
+			if isPausing && !isNewChange {
 				continue
 			}
 		case <-again.C:
 			isPausing = false
 		}
-		// The key of a lease that was lost may still be there.
-		if (newest.leader != "" && newest.leader != r.token) || newest.Check() != nil {
+		// If this balancer has lost its lease, the key may still be there, with its own token.
+		isTaken := newest.leader != "" && newest.leader != r.token
+		if isTaken || newest.Check() != nil {
 			continue
 		}
 		if wait := r.defers(newest); wait > 0 {
@@ -99,7 +104,8 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			continue
 		}
 		r.unfitAt = 0
-		pause, err := longestPause, r.hold(ctx, newest.leader, snapshots)
+		pause := longestPause
+		err := r.hold(ctx, newest.leader, snapshots)
 		isPausing = err != nil
 		switch {
 		case ctx.Err() != nil:
@@ -114,9 +120,9 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 	}
 }
 
-// defers returns for how long this balancer leaves the lease to others. After a loss of the content,
-// the first leader's history becomes that of the fleet, so a balancer without a history must not lead
-// first while one with a history may come.
+// defers returns for how long this balancer leaves the lease to others. If the store has lost its
+// content, the history of the first leader becomes that of the fleet. So a balancer without a
+// history must give those with a history time to lead first.
 func (r *releaser) defers(n *Snapshot) time.Duration {
 	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
 		r.strangerSince = time.Time{}
@@ -128,8 +134,9 @@ func (r *releaser) defers(n *Snapshot) time.Duration {
 	return time.Until(r.strangerSince.Add(r.deference))
 }
 
-// hold takes the lease, if its key has a value or none, and releases changes as long as it has the
-// lease. It returns nil if another balancer has it.
+// hold takes the lease, and releases changes as long as this balancer has it. before is the value
+// of the key leader, or empty. If the key has another value by now, another balancer has the lease,
+// and hold returns nil.
 func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Snapshot) error {
 	life, err := r.newLease(ctx, leaseTTL)
 	if err != nil {
@@ -148,14 +155,14 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 	}
 	r.log.Info("this balancer makes the generations of the fleet")
 	holds := clientv3.Compare(clientv3.ModRevision(r.key(leaderKey)), "=", revision)
-	// The watch may not yet have delivered what the leader before has done.
+	// The watch may not have delivered the last release of the former leader yet.
 	newest, err := r.Read(ctx)
 	if err != nil {
 		return err
 	}
 	r.note(newest)
 	for {
-		var due <-chan time.Time
+		var due <-chan time.Time // fires when the last change can be released; nil: nothing waits
 		wait, err := r.release(ctx, newest, holds)
 		if err != nil {
 			return err
@@ -185,7 +192,7 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 	}
 }
 
-// note notes which generations are new.
+// note notes the present time for each service whose generation has a new number.
 func (r *releaser) note(n *Snapshot) {
 	version, ok := n.released()
 	if !ok {
@@ -197,20 +204,22 @@ func (r *releaser) note(n *Snapshot) {
 	}
 }
 
+// begin notes the number of a service's generation and, if the number is new, the present time.
 func (r *releaser) begin(service string, number uint64) {
 	if before, ok := r.began[service]; !ok || before.number != number {
 		r.began[service] = beginning{number, time.Now()}
 	}
 }
 
-// errUnfit tells that this balancer cannot make the generations, and another one may be able to.
+// errUnfit tells that this balancer cannot make the generations. Another one may be able to.
 var errUnfit = errors.New("another balancer has to make the generations")
 
-// release releases the last change. If a service would begin generations too fast, it returns the
-// time after which the change can be released.
+// release releases the last change, if it is not released yet. If a service has begun its last
+// generation too short a time ago, release returns the time to wait instead. holds is the condition
+// that this balancer has the lease.
 func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp) (time.Duration, error) {
 	if n.Check() != nil {
-		return 0, nil // each balancer reports it
+		return 0, nil // the follower of each balancer reports it
 	}
 	former, damage, err := r.formerGenerations(n)
 	version, isReleased := n.released()
@@ -235,7 +244,8 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 	return 0, r.write(ctx, n, next, holds)
 }
 
-// next returns the generations of the last change, which follow from those before it.
+// next returns the generations of the last change: those before it, and new ones for changed
+// services.
 func (r *releaser) next(n *Snapshot, former serversets.Generations) (serversets.Generations, error) {
 	wanted, err := r.interpret(n.Version(), n.Tree())
 	if err != nil {
@@ -244,11 +254,13 @@ func (r *releaser) next(n *Snapshot, former serversets.Generations) (serversets.
 	return former.Next(wanted.Services), nil
 }
 
-// formerGenerations returns the generations before the change that is to be released. If some are
-// damaged or missing, they are those that this balancer follows, and damage tells which. They are
-// the same only if it follows the released change, and if the others agree with what it follows. If
-// not, the error leaves the release to a balancer to which that applies: all balancers follow what
-// the leader writes, so their history must be the one that they have.
+// formerGenerations returns the generations before the change that is to be released.
+//
+// If some of them are damaged or missing in the store, damage says which. Then the result is the
+// generations that this balancer follows. They must be those that the store had. So this balancer
+// must follow the released version, and the generations that are not damaged must be the same as
+// its own. If they are not, formerGenerations returns an error, and another balancer has to repair
+// the store.
 func (r *releaser) formerGenerations(n *Snapshot) (
 	former serversets.Generations, damage, err error,
 ) {
@@ -257,7 +269,7 @@ func (r *releaser) formerGenerations(n *Snapshot) (
 	switch {
 	case !isReleased && state != nil: // the store has lost its content
 		return state.Generations, nil, nil
-	case !isReleased:
+	case !isReleased: // the store is new
 		return r.history, nil, nil
 	}
 	former, damage = n.generations(version.Change)
@@ -275,18 +287,21 @@ func (r *releaser) formerGenerations(n *Snapshot) (
 	return state.Generations, damage, nil
 }
 
-// wait returns the time after which all services may begin their next generations.
+// wait returns the time until the last of the services that get a new generation may begin it. A
+// service without a generation need not wait.
 func (r *releaser) wait(former, next serversets.Generations) (longest time.Duration) {
 	for name, g := range next {
-		began, ok := r.began[name]
-		if ok && former[name].Number > 0 && g.Number != former[name].Number {
+		began, isKnown := r.began[name]
+		hadOne, getsNew := former[name].Number > 0, g.Number != former[name].Number
+		if isKnown && hadOne && getsNew {
 			longest = max(longest, time.Until(began.at.Add(r.interval)))
 		}
 	}
 	return longest
 }
 
-// write writes generations, and then the number of the change to which they belong.
+// write writes generations, and then the number of their change into the key release. After that,
+// it removes keys that are no longer needed.
 func (r *releaser) write(
 	ctx context.Context, n *Snapshot, next serversets.Generations, holds clientv3.Cmp,
 ) error {
@@ -296,7 +311,7 @@ func (r *releaser) write(
 		clientv3.Compare(clientv3.ModRevision(r.key(releaseKey)), "=", n.releaseAt),
 		clientv3.Compare(clientv3.ModRevision(r.key(headKey)), "=", n.headAt),
 	}
-	// The release is last: whoever sees it has seen the generations.
+	// The key release is written last: a balancer that sees it has seen the generations.
 	released := encode(release{n.head.Epoch, n.head.Change, r.name + " " + newID()})
 	plan.put.add(clientv3.OpPut(r.key(releaseKey), released), len(released))
 	for _, batch := range plan.put.ops {
@@ -305,21 +320,22 @@ func (r *releaser) write(
 			return err
 		}
 		if !ok {
-			return nil // the watch tells what has changed
+			return nil // somebody has changed the store: the watch delivers the change
 		}
 	}
 	for name, g := range next {
 		r.begin(name, g.Number)
 	}
 	if n.head.Writing > 0 {
-		return nil // another release cleans up
+		return nil // the release of the change that is being written cleans up
 	}
 	conditions[1] = clientv3.Compare(clientv3.Value(r.key(releaseKey)), "=", released)
 	return r.clean(ctx, conditions, plan.remove)
 }
 
-// clean removes keys that nobody needs any more. Its conditions are that nothing was released
-// since, and that no writer has begun since. If they do not hold, another release cleans up.
+// clean removes keys that nobody needs any more. The conditions say that nothing was released
+// since, and that no writer has begun since. If they do not hold, clean removes nothing more: a
+// later release cleans up.
 func (r *releaser) clean(ctx context.Context, conditions []clientv3.Cmp, keys []string) error {
 	for batch := range slices.Chunk(keys, batchKeys) {
 		operations := make([]clientv3.Op, len(batch))
@@ -337,23 +353,25 @@ func (r *releaser) clean(ctx context.Context, conditions []clientv3.Cmp, keys []
 	return nil
 }
 
-// plan is what a release writes, and the keys that are of no use after it.
+// plan is what a release writes, and the keys that nobody needs after it.
 type plan struct {
 	put    batches
 	remove []string
 }
 
+// plan returns the plan for the release of the last change with its generations.
 func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	p := &plan{}
+	// The snapshot shows these removals already.
 	maps.DeleteFunc(r.removed, func(_ string, revision int64) bool { return revision <= n.revision })
-	records := map[string]json.RawMessage{}
-	pieces := map[string]string{}
+	records := map[string]json.RawMessage{} // by key; nil: the service is removed
+	pieces := map[string]string{}           // of the sets in all records, by key
 	for name, g := range next {
 		records[keyOf(generationsKey, name)] = encodeGeneration(g, pieces)
 	}
 	for _, key := range slices.Sorted(maps.Keys(pieces)) {
-		isSame := n.pieces[key] == pieces[key]
-		if !isSame || r.removed[key] > n.revision {
+		isThere := n.pieces[key] == pieces[key] && r.removed[key] <= n.revision
+		if !isThere {
 			p.put.add(clientv3.OpPut(r.key(key), pieces[key]), len(pieces[key]))
 		}
 	}
@@ -370,7 +388,8 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		// Balancers would read it until another release, so it is not removed after this one.
+		// A damaged record of a service that is removed. Balancers that see the release must not find it
+		// any more, so it is deleted with the release, and not after it.
 		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
 			p.put.add(clientv3.OpDelete(r.key(key)), 0)
 		}
@@ -381,14 +400,14 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	return p
 }
 
-// planRecord plans what a release does with the record of a service, which has no value if the
-// service is removed.
+// planRecord plans what a release does with the record of a service. value is nil if the service is
+// removed.
 func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p *plan) {
-	before := uint64(0)
+	before := uint64(0) // the change that was released last; 0: none
 	if version, ok := n.released(); ok {
 		before = version.Change
 	}
-	now := n.items[key].without(before) // a leader that has died may have left more
+	now := n.items[key].without(before) // a leader that has died may have left later versions
 	next := now
 	if string(now.at(before)) != string(value) {
 		next = now.with(version{n.head.Change, value}, before)
@@ -401,7 +420,7 @@ func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p 
 	}
 }
 
-// encodeGeneration returns the record of a generation, and adds the pieces of its sets by key.
+// encodeGeneration returns the record of a generation, and adds the pieces of its sets to pieces.
 func encodeGeneration(g serversets.Generation, pieces map[string]string) json.RawMessage {
 	r := record{Number: g.Number, Sets: make([]setRef, len(g.Sets))}
 	for i, set := range g.Sets {
@@ -418,10 +437,10 @@ func encodeGeneration(g serversets.Generation, pieces map[string]string) json.Ra
 	return json.RawMessage(encode(r))
 }
 
-// pieceBytes is the size of a part of a set.
+// pieceBytes is the greatest size of a piece of a set's text.
 const pieceBytes = 256 << 10
 
-// idOf identifies the text of a set.
+// idOf returns the ID of a set's text. It is the first half of the text's hash.
 func idOf(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:16])

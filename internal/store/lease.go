@@ -9,8 +9,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// lease is a lease of the store that is kept alive. Its keys vanish some time after its process has
-// died, or has lost the store.
+// lease is a lease of the store. A goroutine keeps it alive. Some time after the process has died
+// or has lost the store, etcd removes the keys of the lease.
 type lease struct {
 	store *Store
 	id    clientv3.LeaseID
@@ -18,7 +18,7 @@ type lease struct {
 	ended chan struct{} // closed when the lease is no longer kept alive
 }
 
-// newLease gets a lease that lives for the given seconds after it was last kept alive.
+// newLease gets a lease. It ends when it was not kept alive for the given number of seconds.
 func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 	began := time.Now()
 	asking, cancel := forRequest(ctx, requestTimeout)
@@ -36,7 +36,7 @@ func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 		return nil, s.causes.describe(err, began)
 	}
 	l := &lease{s, granted.ID, end, make(chan struct{})}
-	go func() { // close waits for it
+	go func() { // close waits for its end
 		defer close(l.ended)
 		for range answers {
 		}
@@ -44,11 +44,11 @@ func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 	return l, nil
 }
 
-// close ends the lease, so that nobody has to wait until its time is over.
+// close ends the lease at once, so that others need not wait until its time is over.
 func (l *lease) close() {
 	l.end()
 	<-l.ended
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, _ = l.store.client.Revoke(ctx, l.id) // otherwise it ends by itself
+	_, _ = l.store.client.Revoke(ctx, l.id) // after an error, the lease ends when its time is over
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // CheckRemovals returns an error if a change of the content takes more than the given share of a
-// service's servers out of service. It counts as a balancer that follows the change does. If the
-// change may drain any server, only servers that it removes count.
+// service's servers out of service. It counts servers in the same way as a balancer that follows
+// the change. If mayDrain is true, drained servers do not count, but only removed ones.
 func CheckRemovals(before, after Tree, percent uint32, mayDrain bool) error {
 	had, has, err := bothServing(before, after)
 	if err != nil {
@@ -32,6 +32,7 @@ func drains(before, after Tree) (bool, error) {
 	return err == nil && had.Drains(has), err
 }
 
+// bothServing returns the servers of two contents.
 func bothServing(before, after Tree) (had, has desired.Serving, err error) {
 	first, err := before.Document()
 	if err != nil {
@@ -44,7 +45,8 @@ func bothServing(before, after Tree) (had, has desired.Serving, err error) {
 	return first.serving(), second.serving(), nil
 }
 
-// serving returns the servers of the content, whether or not a balancer could follow it.
+// serving returns the servers of the content. It applies the overrides itself, because no balancer
+// may be able to follow the content.
 func (d *Document) serving() desired.Serving {
 	servers := map[string]map[string]desired.Fields{}
 	for _, service := range d.Services {
@@ -59,7 +61,8 @@ func (d *Document) serving() desired.Serving {
 			servers[o.Service] = serversIn(o.Add["servers"])
 		}
 	}
-	for _, o := range d.Overrides { // those of a service precede those of its servers
+	// The loop above has applied the overrides of services. Those of servers follow.
+	for _, o := range d.Overrides {
 		of := servers[o.Service]
 		switch {
 		case o.Server == "" || of == nil:
@@ -97,7 +100,8 @@ func serversIn(list any) map[string]desired.Fields {
 	return all
 }
 
-// serves tells whether a server with some fields takes new flows. The values may be text.
+// serves tells whether a server with these fields takes new flows. A value may be a string, such as
+// "true".
 func serves(fields desired.Fields) bool {
 	return fmt.Sprint(fields[drainedField]) != "true" && fmt.Sprint(fields["weight"]) != "0"
 }

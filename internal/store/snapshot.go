@@ -25,20 +25,21 @@ import (
 
 // Snapshot is the content of the store at one revision of etcd. It never changes.
 type Snapshot struct {
-	prefix   string // of all keys
-	cluster  uint64 // of etcd
+	prefix   string // of all keys in the store
+	cluster  uint64 // the ID of the cluster of etcd
 	revision int64
-	head     *head // nil: the store has no services
-	release  *release
+	head     *head    // nil: the store has no services
+	release  *release // nil: nothing is released
 	// headAt and releaseAt are the revisions at which the keys were written. 0: they do not exist.
 	headAt, releaseAt int64
 	hasWriter         bool // a process writes a change of many keys
-	// leader is the name of the balancer that makes generations, and what identifies its lease.
-	// Empty: none.
-	leader   string
+	// leader is the value of the key leader: the name of the balancer that makes generations, a space
+	// and an ID of its lease. Empty: there is no leader.
+	leader string
+	// The keys of these maps have no prefix.
 	items    map[string]item
-	pieces   map[string]string // of sets, by key below the prefix
-	problems map[string]error  // keys whose values are not valid
+	pieces   map[string]string // of sets
+	problems map[string]error  // the keys whose values are not valid
 }
 
 func newSnapshot(prefix string) *Snapshot {
@@ -48,7 +49,7 @@ func newSnapshot(prefix string) *Snapshot {
 	}
 }
 
-// clone returns a copy that does not follow the original.
+// clone returns a copy that stays the same when the original changes.
 func (n *Snapshot) clone() *Snapshot {
 	c := *n
 	c.items, c.pieces, c.problems = maps.Clone(n.items), maps.Clone(n.pieces), maps.Clone(n.problems)
@@ -65,6 +66,7 @@ func (n *Snapshot) put(key string, kv *mvccpb.KeyValue) {
 	}
 }
 
+// read notes the value of a key, or returns an error if the value is not valid.
 func (n *Snapshot) read(key string, kv *mvccpb.KeyValue) error {
 	switch {
 	case key == headKey:
@@ -112,21 +114,22 @@ func (n *Snapshot) remove(key string) {
 	}
 }
 
-// Check returns an error if the store has no services, or if a key has a value that is not valid.
-// It does not look at generations, which the leader can repair.
+// Check returns an error if the store has no services, or if the value of a key is not valid. It
+// ignores generations, because the leader can repair them.
 func (n *Snapshot) Check() error {
 	return n.check(func(key string) bool { return treeOf(key) != generationsKey })
 }
 
-// checkForReplacing is Check before a change that replaces all content, and so also values that are
-// not valid.
+// checkForReplacing is Check before a change that replaces all content. It also ignores values of
+// services, servers and overrides, because the change replaces them.
 func (n *Snapshot) checkForReplacing() error {
 	return n.check(func(key string) bool { return treeOf(key) == "" })
 }
 
-func (n *Snapshot) check(isWanted func(key string) bool) error {
+// check is Check that considers the values of some keys only.
+func (n *Snapshot) check(considers func(key string) bool) error {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		if !isWanted(key) {
+		if !considers(key) {
 			continue
 		}
 		cure := ""
@@ -141,8 +144,9 @@ func (n *Snapshot) check(isWanted func(key string) bool) error {
 	return nil
 }
 
-// unreadable returns the removal of the keys of content whose values are not valid, and which another
-// content does not have.
+// unreadable returns the removals that a change from invalid values to another content needs: of
+// the keys of services, servers and overrides that have invalid values and that the other content
+// does not have.
 func (n *Snapshot) unreadable(after Tree) (all []changed) {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {
@@ -152,8 +156,8 @@ func (n *Snapshot) unreadable(after Tree) (all []changed) {
 	return all
 }
 
-// counted is the content as of a change, in which services and servers whose values are not valid
-// occur without fields.
+// counted returns the content as of a change, for counting servers. A service or server whose value
+// is not valid occurs in it without fields.
 func (n *Snapshot) counted(change uint64) Tree {
 	t := n.tree(change)
 	for key := range n.problems {
@@ -164,7 +168,7 @@ func (n *Snapshot) counted(change uint64) Tree {
 	return t
 }
 
-// Version returns the version of the last change. Check has returned no error.
+// Version returns the version of the last change. The snapshot must have a head.
 func (n *Snapshot) Version() Version { return Version{n.head.Epoch, n.head.Change} }
 
 // released returns the version that balancers follow, or false if none is released yet.
@@ -186,26 +190,27 @@ func (n *Snapshot) tree(change uint64) Tree {
 	return t
 }
 
-// Tree returns the content of the fleet as of the last change. Check has returned no error.
+// Tree returns the content of the fleet as of the last change. The snapshot must have a head.
 func (n *Snapshot) Tree() Tree { return n.tree(n.head.Change) }
 
-// record is the generation of a service, as the store has it. The sets have keys of their own,
-// since one with many servers is large and generations have most sets in common.
+// record is the generation of a service in the store. The sets of servers have keys of their own: a
+// set with many servers is large, and successive generations have most sets in common.
 type record struct {
 	Number uint64   `json:"number"`
 	Sets   []setRef `json:"sets"`
 }
 
-// setRef names a set of servers.
+// setRef names a set of servers. The text of the set is its JSON. It is stored in pieces.
 type setRef struct {
-	ID     string `json:"id"`     // of its text
-	Pieces int    `json:"pieces"` // of its text
+	ID     string `json:"id"`     // idOf the text
+	Pieces int    `json:"pieces"` // the number of pieces
 }
 
 func (r setRef) key(piece int) string { return fmt.Sprintf("%s%s/%d", setsKey, r.ID, piece) }
 
-// generations returns the generations of all services as of a released change. The error names the
-// first key that cannot be read, or is missing; the result then has the others.
+// generations returns the generations of all services as of a released change. If some records
+// cannot be read, or are missing, the error names the first of their keys, and the result has the
+// other records.
 func (n *Snapshot) generations(change uint64) (serversets.Generations, error) {
 	all := serversets.Generations{}
 	damaged := map[string]error{}
@@ -242,7 +247,8 @@ func (n *Snapshot) generations(change uint64) (serversets.Generations, error) {
 	return all, nil
 }
 
-// services yields the names of the services as of a change. A name may occur twice.
+// services yields the names of the services as of a change: those with a key of their own, and
+// those that an override adds. A name may occur twice.
 func (n *Snapshot) services(change uint64) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for key, it := range n.items {
@@ -269,6 +275,7 @@ func (n *Snapshot) override(service string, change uint64) (desired.Override, er
 	return Tree{key: n.items[key].at(change)}.override(key)
 }
 
+// generation returns the generation of a record. It puts the sets together from their pieces.
 func (n *Snapshot) generation(value json.RawMessage) (g serversets.Generation, err error) {
 	var r record
 	if err := json.Unmarshal(value, &r); err != nil {
@@ -309,7 +316,7 @@ func (s *Store) Read(ctx context.Context) (*Snapshot, error) {
 		}
 		for _, kv := range page.Kvs {
 			n.put(strings.TrimPrefix(string(kv.Key), s.prefix), kv)
-			from = string(kv.Key) + "\x00"
+			from = string(kv.Key) + "\x00" // the next possible key
 		}
 		if !page.More {
 			return n, nil
@@ -317,14 +324,15 @@ func (s *Store) Read(ctx context.Context) (*Snapshot, error) {
 	}
 }
 
-// forRequest returns the context of a request. A member of etcd that is cut off from the others
-// refuses the request at once. Otherwise it would try to answer for seconds.
+// forRequest returns the context of a request. With it, a member of etcd that is cut off from the
+// others refuses the request at once. Without it, the member would try for seconds to answer.
 func forRequest(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(clientv3.WithRequireLeader(ctx), timeout)
 }
 
-// untilLeader repeats a request until it reaches a member of etcd that is not cut off from the
-// others. The library takes the members in turn. It repeats only Get by itself.
+// untilLeader repeats a request as long as a member of etcd refuses it because the member is cut
+// off from the others. The library sends each attempt to the next member. Of the requests, the
+// library itself repeats only Get.
 func untilLeader[T any](ctx context.Context, request func() (T, error)) (answer T, err error) {
 	for {
 		answer, err = request()
@@ -339,6 +347,7 @@ func untilLeader[T any](ctx context.Context, request func() (T, error)) (answer 
 	}
 }
 
+// get reads keys.
 func (s *Store) get(
 	ctx context.Context, key string, options ...clientv3.OpOption,
 ) (*clientv3.GetResponse, error) {
@@ -352,8 +361,9 @@ func (s *Store) get(
 	return response, nil
 }
 
-// commit runs a transaction. ok tells whether its conditions held. The error wraps errUncertain if
-// the transaction may have taken place, or may yet. It also wraps errFull if it cannot any more.
+// commit runs a transaction. ok tells whether its conditions held. If the transaction may have
+// taken place, or may still do so, the error wraps errUncertain. If the error also wraps errFull,
+// the transaction has ended: it cannot take place later.
 func (s *Store) commit(ctx context.Context, conditions []clientv3.Cmp, operations []clientv3.Op) (
 	revision int64, ok bool, err error,
 ) {
@@ -376,7 +386,7 @@ var errConflict = errors.New("another writer has changed the store meanwhile")
 // errUncertain tells that a transaction may have taken place although there was no answer.
 var errUncertain = errors.New("the transaction may have taken place")
 
-// uncertain is an error that wraps errUncertain. Its text is only the cause.
+// uncertain is an error that wraps errUncertain and a cause. Its text is that of the cause.
 type uncertain struct{ cause error }
 
 func (u uncertain) Error() string { return u.cause.Error() }
@@ -391,7 +401,7 @@ func isRefusal(err error) bool {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return false
 	}
-	code := status.Code(err) // of the library's own refusals
+	code := status.Code(err) // of a refusal by the library itself
 	if refusal, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		code = refusal.Code()
 	}

@@ -4,9 +4,9 @@
 // generations of its services, through etcd.
 //
 // Three parties use the keys. Writers change services, servers and overrides. Each change has a
-// number, and the key head has the number of the last one. The leader, one of the balancers,
-// releases changes: it writes the generations that follow from a change, and then its number into
-// the key release. Balancers follow the released change.
+// number; the key head has the number of the last change. One of the balancers is the leader. It
+// releases changes: it writes the generations that follow from a change, and then the number of the
+// change into the key release. All balancers follow the released change.
 package store
 
 import (
@@ -37,63 +37,65 @@ import (
 )
 
 const (
-	// requestTimeout bounds the time of one request to the store.
+	// requestTimeout is how long one request to the store may take.
 	requestTimeout = 10 * time.Second
-	// pingInterval and pingTimeout find a connection that has died silently. Members of etcd refuse
+	// A ping on each connection finds a connection that has died silently. Members of etcd refuse
 	// pings more often than every five seconds (--grpc-keepalive-min-time).
 	pingInterval = 6 * time.Second
 	pingTimeout  = 3 * time.Second
-	// longestDial bounds the time of an attempt to connect, and the pause before the next one. By
-	// default a pause grows to two minutes.
+	// longestDial is how long an attempt to connect may take, and the longest pause before the next
+	// one. By default, the library's pause grows to two minutes.
 	longestDial = 3 * time.Second
-	// pageSize is the number of keys of one answer when all keys are read.
+	// pageSize is the number of keys in one answer when all keys are read.
 	pageSize = 1000
-	// batchKeys and batchBytes bound a transaction. etcd refuses more than 128 operations and more
-	// than 1.5 MiB, unless it is configured otherwise (--max-txn-ops, --max-request-bytes).
+	// batchKeys and batchBytes are the greatest number of operations and the greatest size of a
+	// transaction. By default, etcd refuses more than 128 operations and more than 1.5 MiB
+	// (--max-txn-ops, --max-request-bytes).
 	batchKeys  = 100
 	batchBytes = 512 << 10
 )
 
-// format is the version of the keys' format.
+// format is the version of the format of keys and values.
 const format = 1
 
 // Store is a connection to the store of a fleet. Several goroutines may use it.
 type Store struct {
 	client      *clientv3.Client
 	connections *connections
-	causes      *causes // of failures
+	causes      *causes // of failed requests
 	prefix      string  // ends with a slash
 	name        string  // of this host, in the store
 }
 
-// connections counts the connections that were lost. A store is the same as before, and continues its
-// watches, as long as none was lost.
+// connections counts the connections to the store that were lost. As long as none was lost, the
+// store cannot have become another one, and its watches go on.
 type connections struct{ ended atomic.Int64 }
 
 func (c *connections) lost() int64 { return c.ended.Load() }
 
-// HandleConn is for the library.
+// HandleConn implements stats.Handler. It counts the connections that end.
 func (c *connections) HandleConn(_ context.Context, event stats.ConnStats) {
 	if _, isEnd := event.(*stats.ConnEnd); isEnd {
 		c.ended.Add(1)
 	}
 }
 
-// TagConn is for the library.
+// TagConn implements stats.Handler.
 func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleRPC is for the library.
+// HandleRPC implements stats.Handler.
 func (*connections) HandleRPC(context.Context, stats.RPCStats) {}
 
-// TagRPC is for the library.
+// TagRPC implements stats.Handler.
 func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-// The library logs in a form of its own. Its errors reach the caller.
+// The log of gRPC is discarded: it has another form than the log of segue, and the errors reach the
+// caller of a request.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
 // Open returns a connection to the store. It connects in the background, so the store need not be
-// reachable. The name tells others who changes the store or holds the lease. Open returns an error
-// if a file of the configuration cannot be read.
+// reachable. The store keeps name with the changes and the lease of this process. Open returns an
+// error if a file of the configuration cannot be read.
 func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	causes, connections := newCauses(), &connections{}
 	var login login
@@ -104,7 +106,7 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 		PermitWithoutStream:  true,
 		DialTimeout:          requestTimeout,
 		Username:             cfg.Username,
-		Logger:               zap.New(causes), // errors reach the caller
+		Logger:               zap.New(causes),
 		DialOptions: []grpc.DialOption{
 			grpc.WithConnectParams(grpc.ConnectParams{
 				Backoff: backoff.Config{
@@ -138,31 +140,33 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	return &Store{client, connections, causes, Prefix(cfg), name}, nil
 }
 
-// login makes the library forgo a token when it cannot get one. Without a token, the library gets one
-// when the store refuses a request (ErrUserEmpty), and before each stream.
-type login struct{ isOpen atomic.Bool }
+// login keeps the library from failing when it cannot get a token for its user. The library then
+// goes on without a token. It asks for one again before each stream, and when the store refuses a
+// request (ErrUserEmpty).
+type login struct{ isOpen atomic.Bool } // isOpen: clientv3.New has returned
 
-// intercept answers some requests for a token as a store without passwords does.
+// intercept answers some requests for a token as a store without passwords does. So the library
+// goes on without a token.
 func (l *login) intercept(
 	ctx context.Context, method string, request, reply any, connection *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
 	_, isLogin := request.(*etcdserverpb.AuthenticateRequest)
 	if isLogin && !l.isOpen.Load() {
-		// New would return an error if the store does not answer.
+		// clientv3.New asks for a token, and would fail if the store does not answer.
 		return rpctypes.ErrGRPCAuthNotEnabled
 	}
 	err := invoke(ctx, method, request, reply, connection, options...)
 	if isLogin && errors.Is(rpctypes.Error(err), rpctypes.ErrInvalidAuthToken) {
-		// The library asks for a new token with the old one. After a restart, etcd 3.4 does not know
-		// that one, and refuses.
+		// The library sends the old token when it asks for a new one. After a restart, etcd 3.4 does not
+		// know the old token, and refuses the request.
 		return rpctypes.ErrGRPCAuthNotEnabled
 	}
 	return err
 }
 
-// tlsOf returns the settings of TLS, or nil without it. The certificate is read again for each
-// connection, so it can be renewed without a restart.
+// tlsOf returns the settings of TLS, or nil if the store does not use TLS. The library reads the
+// certificate for each connection, so it can be renewed without a restart.
 func tlsOf(cfg *desired.Etcd) (*tls.Config, error) {
 	if !cfg.UsesTLS() {
 		return nil, nil
@@ -180,7 +184,8 @@ func tlsOf(cfg *desired.Etcd) (*tls.Config, error) {
 	return settings, nil
 }
 
-// checkPrivate returns an error if others than the owner of a file and its group may use it.
+// checkPrivate returns an error if users other than the owner and the group of a file have access
+// to it.
 func checkPrivate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -195,34 +200,34 @@ func checkPrivate(path string) error {
 // Close ends the connection.
 func (s *Store) Close() error { return s.client.Close() }
 
-// Prefix returns the first part of the keys of a fleet. It ends with a slash.
+// Prefix returns the prefix of a fleet's keys. It ends with a slash.
 func Prefix(cfg *desired.Etcd) string { return strings.TrimSuffix(cfg.Prefix, "/") + "/" }
 
 // key returns a key with the prefix of the fleet.
 func (s *Store) key(key string) string { return s.prefix + key }
 
-// head is the last change of a fleet.
+// head is the value of the key head: the last change of a fleet.
 type head struct {
 	Format int `json:"format"`
-	// Epoch identifies the store since it was filled. A store that has lost its content and was
-	// filled again has another one.
+	// Epoch identifies the filling of the store. If a store has lost its content and is filled again,
+	// it has another epoch.
 	Epoch  string `json:"epoch"`
-	Change uint64 `json:"change"`
-	// Removals is the last change whose writer has permitted it to remove more servers than the
-	// limit. 0: none.
+	Change uint64 `json:"change"` // the number of the last change
+	// Removals is the number of the last change that may remove more servers than the limit, because
+	// its writer has permitted it. 0: none.
 	Removals uint64 `json:"removals,omitempty"`
-	// Drains is the last change whose writer has named each server that it drains or gives the weight 0.
-	// Balancers follow it whatever the number of these servers.
+	// Drains is the number of the last change whose writer has named each server that the change
+	// drains or gives the weight 0. Balancers follow it, however many servers these are. 0: none.
 	Drains uint64 `json:"drains,omitempty"`
 	// Writing is the number of a change of many keys that is being written. 0: none.
 	Writing uint64 `json:"writing,omitempty"`
-	// Who is the user that has asked the writer for the change. Empty: not known.
+	// Who is the user that has asked the writer for the change. Empty: unknown.
 	Who string `json:"who,omitempty"`
-	// By names the writer, and identifies its attempt.
+	// By is the name of the writer, a space, and an ID of its attempt.
 	By string `json:"by"`
 }
 
-// author returns the actor of the last change, for events.
+// author returns who has made the last change, for events.
 func (h *head) author() string {
 	writer := h.By[:max(0, strings.LastIndex(h.By, " "))]
 	if h.Who == "" {
@@ -231,7 +236,7 @@ func (h *head) author() string {
 	return fmt.Sprintf("store: %s on %s", h.Who, writer)
 }
 
-// release is the change that balancers follow.
+// release is the value of the key release: the change that balancers follow.
 type release struct {
 	Epoch  string `json:"epoch"`
 	Change uint64 `json:"change"`
@@ -239,17 +244,17 @@ type release struct {
 }
 
 var (
-	// ErrEmpty is wrapped in an error if the store has no head, and so no services.
+	// ErrEmpty is wrapped in an error if the store has no services.
 	ErrEmpty = errors.New("the store has no services: segue store import fills it")
-	// ErrVersion is wrapped in an error if the store has another version than expected.
+	// ErrVersion is wrapped in an error if the store does not have the expected version.
 	ErrVersion = errors.New("the configuration has another version")
-	// ErrNotEmpty is wrapped in an error if a store to be filled has content.
+	// ErrNotEmpty is wrapped in the error of a change that fills the store, if the store has content.
 	ErrNotEmpty = errors.New("the store has content already")
-	// ErrUnknown is wrapped in an error if it is not known whether a change was made.
+	// ErrUnknown is wrapped in the error of a change if it is unknown whether the change was made.
 	ErrUnknown = errors.New("the change may have been made: the store did not answer")
 )
 
-// Version identifies a change of a fleet.
+// Version identifies the content of a fleet's store after a change.
 type Version struct {
 	Epoch  string `json:"epoch"`
 	Change uint64 `json:"change"`
@@ -258,7 +263,7 @@ type Version struct {
 // String returns the version as EPOCH-CHANGE.
 func (v Version) String() string { return fmt.Sprintf("%s-%d", v.Epoch, v.Change) }
 
-// ParseVersion is the reverse of String.
+// ParseVersion reads a version in the form EPOCH-CHANGE.
 func ParseVersion(text string) (Version, error) {
 	epoch, number, _ := strings.Cut(text, "-")
 	change, err := strconv.ParseUint(number, 10, 64)
@@ -268,12 +273,14 @@ func ParseVersion(text string) (Version, error) {
 	return Version{epoch, change}, nil
 }
 
+// newID returns a random ID.
 func newID() string { return strings.ToLower(rand.Text()[:12]) }
 
+// encode returns the JSON of a value.
 func encode(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {
-		panic(err) // only numbers and strings
+		panic(err) // the values here have only numbers and strings
 	}
 	return string(text)
 }

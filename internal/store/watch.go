@@ -16,24 +16,27 @@ import (
 )
 
 const (
-	// probeInterval is the time between two questions whether the store is there, and whether it is
-	// still the same. A store that was emptied and restarted continues watches without an error.
+	// probeInterval is the time between two probes. A probe asks the store whether it answers, and
+	// whether it is still the same store. The watch does not tell: if the store is emptied and
+	// restarted, the watch goes on without an error.
 	probeInterval = time.Second
 	probeTimeout  = 5 * time.Second
-	// missedProbes is how many questions in a row may find a newer change than the watch has
-	// delivered. After that the content is read anew. If a question between them has no answer, two
-	// suffice.
+	// missedProbes is how many probes in a row may find a newer change than the watch has delivered.
+	// At the next such probe, the content is read anew. If a probe between them has no answer, this
+	// happens at the second such probe.
 	missedProbes = 10
-	// firstPause and longestPause are the times before the content is read anew after an error.
+	// firstPause is the time before the content is read anew after an error. The pause doubles with
+	// each further error, up to longestPause.
 	firstPause, longestPause = 200 * time.Millisecond, 5 * time.Second
 )
 
-// latest hands the newest value over to one reader. A slow reader misses values and delays nobody.
+// latest passes values from one writer to one reader. A slow reader gets only the newest value, and
+// does not delay the writer.
 type latest[T any] chan T
 
 func newLatest[T any]() latest[T] { return make(latest[T], 1) }
 
-// put replaces a value that was not read yet. There is one writer.
+// put passes a value on. It replaces an earlier value that the reader has not taken yet.
 func (l latest[T]) put(value T) {
 	select {
 	case <-l:
@@ -42,8 +45,9 @@ func (l latest[T]) put(value T) {
 	l <- value
 }
 
-// watch reads the content of the store, and reports it, whenever the head or the release has
-// changed, until the context ends. It also reports whether the store answers: nil, or the error.
+// watch reads the content of the store and follows its changes until the context ends. It calls
+// emit with the content at first, and whenever the keys head, release or leader have changed. It
+// calls reachable with nil when the store answers, and with an error when it does not.
 func (s *Store) watch(ctx context.Context, emit func(*Snapshot), reachable func(error)) {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -65,19 +69,20 @@ func (s *Store) watch(ctx context.Context, emit func(*Snapshot), reachable func(
 	}
 }
 
-// jittered returns a random time from half of a pause to the whole, so that the balancers of a fleet do
-// not all read the content at the same moment.
+// jittered returns a random time from half of a pause to the whole, so that the balancers of a
+// fleet do not all read the content at the same moment.
 func jittered(pause time.Duration) time.Duration { return pause/2 + rand.N(pause/2) }
 
 // errReadAnew tells that the content must be read anew, although the store answers.
 var errReadAnew = errors.New("the content is read anew")
 
-// errLost tells that the store may have become another one.
+// errLost tells that the store may be another one than before.
 var errLost = fmt.Errorf("%w: the store did not answer, and a connection was lost", errReadAnew)
 
-// follow reads the content and follows its changes until that is no longer possible. hasAnswered tells
-// whether the store has answered a probe meanwhile. A store that is too slow for probes would become
-// slower if all balancers soon read the content again.
+// follow reads the content and follows its changes until it must be read anew. hasAnswered tells
+// whether the store has answered a probe meanwhile. If it has not, the pause before the next read
+// must grow: a store that is too slow for probes would become slower if all balancers soon read the
+// content again.
 func (s *Store) follow(
 	ctx context.Context, emit func(*Snapshot), reachable func(error),
 ) (hasAnswered bool, err error) {
@@ -89,9 +94,9 @@ func (s *Store) follow(
 	reachable(nil)
 	emit(n.clone())
 	group, ctx := errgroup.WithContext(ctx)
-	seen := newLatest[position]() // which the watch has delivered
+	seen := newLatest[position]() // the positions that the watch has delivered, for probe
 	seen.put(n.position())
-	cluster, revision := n.cluster, n.revision // receive changes n from now on
+	cluster, revision := n.cluster, n.revision // read here, because receive changes n
 	link := &link{connections: s.connections}
 	link.answered(lost)
 	group.Go(func() error { return s.receive(ctx, n, emit, seen, link) })
@@ -104,13 +109,14 @@ func (s *Store) follow(
 	return hasAnswered, err
 }
 
-// link tells whether a store that has not answered is still the one that is being watched. After the
-// loss of a connection, the library resumes the watch. But the store may have been restored from a
-// backup meanwhile, and may have other changes with the same revisions.
+// link tells whether a store that has not answered a probe is still the store that is being
+// watched. If a connection was lost meanwhile, it may be another one: it may have been restored
+// from a backup, and have other changes with the same revisions. The library resumes the watch
+// without noticing that.
 type link struct {
 	connections *connections
 	lost        atomic.Int64 // how many connections were lost before the last answer
-	isSlow      atomic.Bool  // a probe has had no answer since
+	isSlow      atomic.Bool  // a probe since the last answer has had no answer
 }
 
 // answered notes an answer to a request. lost is how many connections were lost before the request.
@@ -119,9 +125,10 @@ func (l *link) answered(lost int64) {
 	l.lost.Store(lost)
 }
 
+// holds tells that no connection was lost since the last answer.
 func (l *link) holds() bool { return l.connections.lost() == l.lost.Load() }
 
-// receive applies the events of a watch to the content.
+// receive applies the events of a watch to the content n, and emits it, until the watch ends.
 func (s *Store) receive(
 	ctx context.Context, n *Snapshot, emit func(*Snapshot), seen latest[position], link *link,
 ) error {
@@ -129,17 +136,17 @@ func (s *Store) receive(
 		clientv3.WithPrefix(), clientv3.WithRev(n.revision+1), clientv3.WithProgressNotify())
 	for response := range events {
 		if err := response.Err(); err != nil {
-			// Revisions that the watch has missed may be compacted, or the member of etcd has lost
-			// its majority.
+			// For example, etcd has compacted revisions that the watch still needs, or the member of etcd is
+			// cut off from the others.
 			return fmt.Errorf("%w: %w", errReadAnew, err)
 		}
 		if link.isSlow.Load() && !link.holds() {
 			return errLost
 		}
-		moved := false
+		hasNews := false
 		for _, event := range response.Events {
 			key := strings.TrimPrefix(string(event.Kv.Key), s.prefix)
-			moved = moved || key == headKey || key == releaseKey || key == leaderKey
+			hasNews = hasNews || key == headKey || key == releaseKey || key == leaderKey
 			if event.Type == clientv3.EventTypeDelete {
 				n.remove(key)
 			} else {
@@ -147,7 +154,7 @@ func (s *Store) receive(
 			}
 		}
 		n.revision = max(n.revision, response.Header.Revision)
-		if moved {
+		if hasNews {
 			seen.put(n.position())
 			emit(n.clone())
 		}
@@ -155,18 +162,19 @@ func (s *Store) receive(
 	return errReadAnew
 }
 
-// probe asks the store again and again for its head and its release, and reports whether it answers. A
-// store that is only slow stays the same, and so the watch goes on. probe returns an error if the
-// store cannot be reached, if it may be another one than the one that is being watched, or if the
-// watch does not deliver its changes. hasAnswered tells whether the store has answered before.
+// probe asks the store every probeInterval for the revisions of its head and its release, and
+// reports whether it answers. A store that is only slow is still the same store, so the watch goes
+// on. probe returns an error in three cases: the store cannot be reached, the store may be another
+// one than the one that is being watched, or the watch does not deliver the changes. hasAnswered
+// tells whether the store has answered before.
 func (s *Store) probe(
 	ctx context.Context, cluster uint64, revision int64, seen latest[position], link *link,
 	reachable func(error),
 ) (hasAnswered bool, err error) {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
-	var delivered position
-	missed := 0
+	var delivered position // what the watch has delivered
+	missed := 0            // how many answers in a row the watch was behind
 	for {
 		select {
 		case <-ctx.Done():
@@ -182,7 +190,7 @@ func (s *Store) probe(
 			return hasAnswered, ctx.Err()
 		}
 		switch {
-		case errors.Is(err, errNoAnswer) && link.holds():
+		case errors.Is(err, errNoAnswer) && link.holds(): // the store is only slow
 			link.isSlow.Store(true)
 			reachable(err)
 			continue
@@ -195,7 +203,7 @@ func (s *Store) probe(
 		case now.position == delivered:
 			missed = 0
 		case missed == missedProbes, missed > 0 && link.isSlow.Load():
-			// The member of etcd that does not answer may be the one of the watch.
+			// The watch may be at a member of etcd that does not answer.
 			return hasAnswered, fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
 		default:
 			missed++
@@ -208,7 +216,7 @@ func (s *Store) probe(
 	}
 }
 
-// answer is what a probe learns.
+// answer is the store's answer to a probe.
 type answer struct {
 	cluster  uint64
 	revision int64
@@ -220,12 +228,13 @@ type position struct{ head, release int64 }
 
 func (n *Snapshot) position() position { return position{n.headAt, n.releaseAt} }
 
-// isBefore tells whether a position is older than another one, or lacks a key. That is so for a
-// moment if a key was deleted.
+// isBefore tells whether a position is older than another one, or lacks one of the keys. If a key
+// was deleted, this is so until the watch has delivered the deletion.
 func (p position) isBefore(other position) bool {
 	return p.head < other.head || p.release < other.release
 }
 
+// ask sends a probe.
 func (s *Store) ask(ctx context.Context) (a answer, err error) {
 	began := time.Now()
 	ctx, cancel := forRequest(ctx, probeTimeout)

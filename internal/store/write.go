@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// writerTTL is the time in seconds after which a writer of many keys that has died can be
-	// replaced.
+	// writerTTL is the time in seconds after the death of a writer of many keys. Then others may clear
+	// what it has left.
 	writerTTL = 10
-	// settlePatience is how long a writer tries to find out whether a change was made, if the answer
-	// of the store was lost.
+	// settlePatience is how long a writer tries to find out whether its change was made, if the
+	// store's answer was lost.
 	settlePatience = 15 * time.Second
 )
 
@@ -29,32 +29,34 @@ type Change struct {
 	// Edit returns the content after the change. It must not change its argument, and may be called
 	// several times.
 	Edit func(Tree) (Tree, error)
-	// Expected is the version that the change is for. Without a value it is for any.
+	// Expected is the version that the store must have before the change. The zero value: any version.
 	Expected Version
-	// Check returns an error if a balancer that follows one content must not follow another one. Apply
-	// calls it with each content that balancers follow now, or may follow before the change takes
-	// effect, and the content after the change. nil: any change is right.
+	// Check returns an error if a balancer that follows the content before must not follow the content
+	// after. Apply calls it with the content after the change, and with each content that balancers
+	// follow now or may follow before the change takes effect. nil: there is no such check.
 	Check func(before, after Tree) error
-	// PermitsRemovals tells balancers to follow the change even if it removes more servers than
-	// their limits allow.
+	// PermitsRemovals makes balancers follow the change even if it removes more servers than their
+	// limits allow.
 	PermitsRemovals bool
-	// NamesDrains tells that somebody has named each server that the change drains or gives the weight 0.
-	// Balancers follow that whatever the number of these servers.
+	// NamesDrains tells that somebody has named each server that the change drains or gives the weight
+	// 0. Balancers follow the change, however many servers these are.
 	NamesDrains bool
-	// Replaces tells that the change replaces services, servers and overrides also where their keys have
-	// values that are not valid. Edit does not get these values.
+	// Replaces permits values of services, servers and overrides that are not valid: the change
+	// replaces or removes them. Edit does not get these values.
 	Replaces bool
-	// Fills tells that the store must be empty before.
+	// Fills tells that the store must be empty before the change.
 	Fills bool
-	// Who is the user that asks for the change; empty: not known.
+	// Who is the user that asks for the change. Empty: unknown.
 	Who string
-	// DryRun tells to call Edit, and to write nothing.
+	// DryRun tells to call Edit and Check, and to write nothing.
 	DryRun bool
 }
 
-// Apply makes a change as a whole, and returns the version after it. That is the version before it
-// if there is nothing to change, and also after a dry run; a store to be filled has none. If
-// somebody else changes the store at the same time, or if the change is lost on its way, Apply
+// Apply makes a change as a whole, and returns the version after it. If there is nothing to change,
+// or for a dry run, it returns the version before the change. For a dry run of a change that fills
+// the store, this is the zero value.
+//
+// If somebody else changes the store at the same time, or if the change is lost on its way, Apply
 // begins anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or
 // ErrUnknown, or is that of Edit, of Check or of the store. Unless it wraps ErrUnknown, nothing has
 // changed.
@@ -77,17 +79,18 @@ func (s *Store) Apply(ctx context.Context, c Change) (Version, error) {
 type writer struct {
 	*Store
 	change Change
-	by     string
+	by     string // head.By of its changes
 }
 
-// readForChange is Read for a change, which can wait until the store has another leader.
+// readForChange is Read that waits for some time if a member of etcd is cut off from the others.
 func (w *writer) readForChange(ctx context.Context) (*Snapshot, error) {
 	waiting, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return untilLeader(waiting, func() (*Snapshot, error) { return w.Read(ctx) })
 }
 
-// attempt makes the change. The error wraps errConflict or errNotMade if another attempt may succeed.
+// attempt tries once to make the change. If another attempt may succeed, the error wraps
+// errConflict or errNotMade.
 func (w *writer) attempt(ctx context.Context) (Version, error) {
 	n, err := w.readForChange(ctx)
 	if err != nil {
@@ -140,9 +143,10 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	return Version{next.Epoch, next.Change}, nil
 }
 
-// check checks a change from the last content, and from the released one: changes that were made since
-// become one with this change for the balancers. If one of these had a permission, they follow all of
-// them together.
+// check calls Check with the last content and with the released one. Balancers may still follow the
+// released content. For them, the later changes and this change become one. If the writer of a
+// later change has permitted removals, balancers follow all of these changes together, so the
+// released content does not matter.
 func (w *writer) check(n *Snapshot, after Tree) error {
 	if w.change.Check == nil {
 		return nil
@@ -165,7 +169,9 @@ func (w *writer) check(n *Snapshot, after Tree) error {
 	return w.change.Check(last, after)
 }
 
-// prepare checks that the store can be changed. It clears what a writer that has died has left.
+// prepare returns an error if the store does not fulfil the conditions of the change. If a writer
+// has died in the middle of a change, prepare clears what it has left, and returns errConflict: the
+// attempt must begin anew.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	check := n.Check
 	if w.change.Replaces {
@@ -174,7 +180,7 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	err := check()
 	isEmpty := errors.Is(err, ErrEmpty)
 	switch {
-	case w.change.Fills && isEmpty && n.head != nil: // what an earlier attempt has left
+	case w.change.Fills && isEmpty && n.head != nil: // an attempt to fill the store was not completed
 	case w.change.Fills && isEmpty && len(n.items)+len(n.pieces) == 0 && n.release == nil:
 		n.head = &head{Format: format, Epoch: newID()}
 		return n, nil
@@ -202,10 +208,11 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	return nil, fmt.Errorf("%w: a writer has ended in the middle of a change", errConflict)
 }
 
-// batches returns the operations of a change, in groups of the size of a transaction.
+// batches returns the operations of the change with a number, in groups of the size of a
+// transaction.
 func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clientv3.Op {
 	var all batches
-	readers := []uint64{n.head.Change}
+	readers := []uint64{n.head.Change} // the changes as of which balancers may still read
 	if released, ok := n.released(); ok {
 		readers = append(readers, released.Change)
 	}
@@ -215,7 +222,9 @@ func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clie
 		case isUnreadable && c.value == nil:
 			all.add(clientv3.OpDelete(w.key(c.key)), 0)
 			continue
-		case isUnreadable: // also for readers of earlier changes, who have no other value
+		case isUnreadable:
+			// Readers of earlier changes get the new value, too: there is no other one. The number 0 is
+			// before all changes.
 			it = item{{Value: c.value}}
 		}
 		next := it.with(version{number, c.value}, readers...)
@@ -230,6 +239,7 @@ type batches struct {
 	bytes int // of the last group
 }
 
+// add adds an operation whose value has a number of bytes.
 func (b *batches) add(operation clientv3.Op, bytes int) {
 	last := len(b.ops) - 1
 	if last < 0 || len(b.ops[last]) >= batchKeys || b.bytes+bytes > batchBytes {
@@ -240,12 +250,13 @@ func (b *batches) add(operation clientv3.Op, bytes int) {
 	b.bytes += bytes
 }
 
-// finish writes the last operations of a change and the head in one transaction. The head must be
-// as it was written at the given revision. finish returns the revision of the new head.
+// finish writes operations and the head next in one transaction, if the head is still as it was
+// written at the revision headAt. before is this head. finish returns the revision of the new head.
 func (w *writer) finish(
 	ctx context.Context, headAt int64, operations []clientv3.Op, before, next *head,
 ) (int64, error) {
-	// The head is last: whoever sees it has seen all others.
+	// Watches deliver the operations in their order: a balancer that sees the head has seen the
+	// others.
 	operations = append(slices.Clone(operations), clientv3.OpPut(w.key(headKey), encode(next)))
 	if next.Writing == 0 {
 		operations = append(operations, clientv3.OpDelete(w.key(writerKey)))
@@ -262,9 +273,10 @@ func (w *writer) finish(
 	return revision, nil
 }
 
-// settle finds out whether a transaction has taken place whose answer was lost, or does not tell. The
-// errors are those of outcome, or the cause if the transaction was not made and would fail again. If
-// the store does not answer in time, the error wraps ErrUnknown, too.
+// settle finds out whether a transaction of finish has taken place. cause is the error of the
+// transaction, which does not tell. The result is the revision of the new head, or an error of
+// outcome. If the transaction has not taken place because the store is full, it would fail again,
+// so the error is the cause. If the store does not answer in time, the error wraps ErrUnknown.
 func (w *writer) settle(
 	ctx context.Context, headAt int64, before, next *head, cause error,
 ) (int64, error) {
@@ -295,13 +307,15 @@ func (w *writer) settle(
 // errNotMade tells that a change was lost on its way, and will not be made.
 var errNotMade = errors.New("the change was lost on its way to the store")
 
-// outcome returns the revision at which a transaction has replaced the head. The error wraps
-// errNotMade if it has not, errConflict if others have, and ErrUnknown if the store no longer has
-// the values that tell.
+// outcome returns the revision at which a transaction has replaced the head before by the head
+// next. The error wraps errNotMade if the transaction has not taken place and never will,
+// errConflict if others have replaced the head, and ErrUnknown if the store no longer has the
+// earlier values of the head.
 //
-// Unless the store has answered, the transaction may still be on its way. So outcome replaces the
-// head, as it was before, by one with another writer: the transaction then finds that the head is not
-// the one that it expects.
+// If the store has not answered, the transaction may still be on its way. So that it cannot take
+// place later, outcome replaces the head by a barrier: the same head with another writer. Then the
+// transaction finds that the head is not the one that it expects. If isAnswered is true, this is
+// not needed.
 func (w *writer) outcome(
 	ctx context.Context, headAt int64, before, next *head, isAnswered bool,
 ) (int64, error) {
@@ -311,7 +325,7 @@ func (w *writer) outcome(
 	barrier.By = w.by + " gives up"
 	key := w.key(headKey)
 	var replace []clientv3.Op
-	if !isAnswered { // a full store would refuse it, too
+	if !isAnswered { // otherwise the store is full, and would refuse the barrier, too
 		replace = append(replace, clientv3.OpPut(key, encode(barrier)))
 	}
 	answer, err := untilLeader(ctx, w.client.Txn(ctx).If(w.headIs(headAt)).
@@ -323,7 +337,7 @@ func (w *writer) outcome(
 		return 0, errNotMade
 	}
 	found := answer.Responses[0].GetResponseRange().Kvs
-	// If others have made changes since, a former value of the head tells.
+	// If others have made changes since, look for next among the former values of the head.
 	for len(found) == 1 && found[0].ModRevision > headAt {
 		var now head
 		if err := json.Unmarshal(found[0].Value, &now); err != nil {
@@ -351,12 +365,14 @@ func (w *writer) outcome(
 	return 0, errConflict
 }
 
+// headIs returns the condition that the head is still the one that was written at a revision.
 func (w *writer) headIs(revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(w.key(headKey)), "=", revision)
 }
 
-// writeMany makes a change that needs several transactions. While it is being written, the head
-// says so, and keeps other writers off. Nobody reads its versions before the last transaction.
+// writeMany makes a change that needs several transactions. The first transaction notes in the head
+// that the change is being written. This keeps other writers off. Nobody reads the versions of the
+// change before the last transaction writes its number into the head.
 func (w *writer) writeMany(
 	ctx context.Context, n *Snapshot, batches [][]clientv3.Op, next *head,
 ) error {
@@ -370,7 +386,7 @@ func (w *writer) writeMany(
 	operations := []clientv3.Op{clientv3.OpPut(w.key(writerKey), w.by, clientv3.WithLease(life.id))}
 	at, err := w.finish(ctx, n.headAt, operations, n.head, &reserved)
 	if errors.Is(err, ErrUnknown) {
-		err = errConflict // nothing has changed yet
+		err = errConflict // at most the head has changed, so the attempt can begin anew
 	}
 	if err != nil {
 		return err
@@ -384,8 +400,9 @@ func (w *writer) writeMany(
 	return err
 }
 
-// writeBatch writes some of the versions of a change. It tries again until the context ends, unless
-// the store refuses them: to write them twice does no harm.
+// writeBatch writes some of the versions of a change. If it is unknown whether a transaction has
+// taken place, writeBatch repeats it until the context ends: to write the same versions twice does
+// no harm.
 func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.Op) error {
 	for {
 		_, ok, err := w.commit(ctx, []clientv3.Cmp{w.headIs(headAt)}, batch)
@@ -405,8 +422,8 @@ func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.
 	}
 }
 
-// takeBack removes the versions of a change whose writer has died. The head is replaced first, so
-// that the writer, should it live after all, can write no more.
+// takeBack removes the versions of a change whose writer has died. First it replaces the head: if
+// the writer lives after all, it can then write no more.
 func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 	taken := *n.head
 	taken.By = w.by

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package version tells which build of segue this is.
+// Package version describes the build of the running program.
 package version
 
 import (
@@ -12,21 +12,22 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// The linker sets these (Makefile). They are empty in builds without make, and without git.
+// The Makefile makes the linker set these variables. In a build without make or without git, they
+// are empty.
 var (
 	release string // the version
 	commit  string // HASH,TIME
 )
 
-// dirty ends the version of a build of changed files (scripts/version.sh).
+// dirty is the end of the version if files were changed after the commit (scripts/version.sh).
 const dirty = "+dirty"
 
 // Build describes a build. Unknown fields are empty.
 type Build struct {
-	// Version is the version by git's tags, as scripts/version.sh prints it: 1.2.3 for the tag
-	// v1.2.3. A build without make has the version that the Go toolchain stamped: v1.2.3, or a
-	// pseudo-version (https://go.dev/ref/mod#pseudo-versions). It is "(devel)" if the build did not
-	// use git.
+	// Version is the version that scripts/version.sh prints: 1.2.3 for git's tag v1.2.3. A build
+	// without make has the version that the Go toolchain stamped: v1.2.3, or a pseudo-version
+	// (https://go.dev/ref/mod#pseudo-versions). If the build used neither make nor git, it is
+	// "(devel)".
 	Version string `json:"version"`
 	// Commit is the hash of the commit that was built. Time is the time of that commit, as RFC
 	// 3339.
@@ -55,6 +56,8 @@ func Read() Build {
 	return describe(info)
 }
 
+// describe returns what the linker has set. What the linker has not set is that of the Go
+// toolchain.
 func describe(info *debug.BuildInfo) Build {
 	b := Build{
 		Version: cmp.Or(release, info.Main.Version), Go: info.GoVersion,
