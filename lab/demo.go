@@ -527,8 +527,8 @@ func (r *DemoResult) writeBalancers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// failures describes the failed checks. It describes checks that failed in the same way once, with
-// their number.
+// failures describes the failed checks. Checks that failed in the same way have one description
+// together, with their number.
 func (d *demo) failures() []string {
 	times := make(map[string]int)
 	failures := []string{}

@@ -253,7 +253,8 @@ func linksUp(h *netlink.Handle) (bool, error) {
 	}), nil
 }
 
-// addressesLocal tells whether each IPv6 address of the handle's namespace has its local route.
+// addressesLocal tells whether each IPv6 address of the handle's namespace has its local route. It
+// skips link-local addresses.
 func addressesLocal(h *netlink.Handle) (bool, error) {
 	addresses, err := h.AddrList(nil, netlink.FAMILY_V6)
 	if err != nil {

@@ -164,7 +164,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	return group.Wait()
 }
 
-// filesOf returns the files that a balancer's process replaces, each by a temporary file.
+// filesOf returns the files that a balancer's process replaces by renaming a temporary file. If the
+// process dies, it may leave the temporary files.
 func filesOf(node *desired.BalancerNode) []string {
 	files := []string{rundir.RecordFile(node.Instance)}
 	if node.State == "" {

@@ -358,9 +358,9 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	return table.Flush()
 }
 
-// describePlacing names the candidates of a new flow, or the server whose turn it is. If the
-// candidates are random, they are unknown. Then it names the servers that the packet visits before
-// them.
+// describePlacing names the candidates of a new flow, the server whose turn it is, or the server
+// with the best score. Random candidates are unknown. In this case describePlacing names the server
+// that the packet visits before the candidates, if there is one.
 func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
 		candidates := fmt.Sprintf("the candidates of a random bucket of %d", p.Buckets)

@@ -76,8 +76,9 @@ func ownIDsOf(services []desired.AgentService) map[agentServiceKey]agentQuicOwnI
 	return all
 }
 
-// writeOwnIDs writes the own IDs to the data path. If a service had quic before, its counters
-// continue. The previous process uses the same counters until the takeover is complete.
+// writeOwnIDs writes to the data path the connection IDs that name this server. A service with quic
+// gets counters, unless it has some from before. Counters of services without quic are removed only
+// when the takeover is complete, because the previous process uses them until then.
 func (k *kernel) writeOwnIDs(
 	t *datapath.Takeover, want map[agentServiceKey]agentQuicOwnIds,
 ) error {

@@ -41,7 +41,8 @@ const (
 	mostKept = 1 << 20 // how many entries a table in last may have: 2 MB
 )
 
-// forget forgets all but the last tables of single sets.
+// forget forgets the candidate tables that build has kept. It keeps b.last, the tables of single
+// sets, for the next change.
 func (b *builtRows) forget() { b.keys, b.rows = nil, nil }
 
 // table returns the table of a set. It returns an error if the set is not valid.

@@ -256,7 +256,8 @@ func (s *services) causes(m *member) dataplane.Causes {
 	return m.causes.Set(dataplane.Unresolved, !s.plane.Servers.HasNextHop(m.slot))
 }
 
-// mostUnfit returns how many servers of a service probes may exclude: a third, but at least one.
+// mostUnfit returns how many of a service's servers the probes may exclude, if this many servers are
+// not drained: a third of these, but at least one.
 func mostUnfit(servers int) int { return max(1, servers/3) }
 
 // withoutUnfit excludes members that probes have found unfit, at most the given number. It begins

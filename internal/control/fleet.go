@@ -126,7 +126,8 @@ func (f *Fleet) First(ctx context.Context, waiting func(store.Status)) error {
 // Status returns the condition of the connection.
 func (f *Fleet) Status() store.Status { return f.follower.Status() }
 
-// Await waits until the condition of the connection fulfils a condition.
+// Await waits until condition returns true for the status of the connection, or until the context
+// ends.
 func (f *Fleet) Await(ctx context.Context, condition func(store.Status) bool) error {
 	return f.follower.Await(ctx, condition)
 }

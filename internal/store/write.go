@@ -143,10 +143,11 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	return Version{next.Epoch, next.Change}, nil
 }
 
-// check calls Check with the last content and with the released one. Balancers may still follow the
-// released content. For them, the later changes and this change become one. If the writer of a
-// later change has permitted removals, balancers follow all of these changes together, so the
-// released content does not matter.
+// check calls Check with the contents that balancers may follow before the change: the last one and
+// the released one. Balancers that still follow the released content get the later changes and this
+// change together. If the writer of a later change has permitted removals, this permission holds for
+// all of them, so check leaves out the released content. If the change repairs a last content that
+// no balancer can follow, check leaves out the last content instead, and never the released one.
 func (w *writer) check(n *Snapshot, after Tree) error {
 	if w.change.Check == nil {
 		return nil

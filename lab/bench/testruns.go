@@ -32,8 +32,8 @@ type testRuns struct {
 	options *ThroughputOptions
 }
 
-// newTestRuns builds the setups and fills the flow table. If it fails, the caller must also close
-// the returned value.
+// newTestRuns builds the hosts and both setups, and fills the flow table of t.known. Even if it fails,
+// the caller must close the returned value.
 func newTestRuns(
 	ctx context.Context, cores int, options *ThroughputOptions,
 ) (t *testRuns, err error) {

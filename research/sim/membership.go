@@ -149,8 +149,10 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 }
 
-// move sends the packets of a flow to another balancer from now on. Without another balancer (to is
-// none), the flow is lost.
+// move sends the packets of a flow to another balancer from now on, or to none if to is none. A flow
+// that has a server is lost, or ends if it is idle, unless the other balancer recovers it. A flow
+// whose SYN is under way from its former balancer to the servers is lost. A flow whose SYN has not
+// reached a balancer yet goes on. A flow that has ended is forgotten.
 func (e *engine) move(f, to int32) {
 	flow := &e.flows[f]
 	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
@@ -172,7 +174,7 @@ func (e *engine) move(f, to int32) {
 			e.endIdle(f)
 		}
 	case flow.Server == none:
-		if wasTracked { // the SYN is between the balancer and the servers
+		if wasTracked { // the former balancer has sent the SYN, and no server has taken it yet
 			e.end(f, Lost)
 		}
 	case !flow.lost:

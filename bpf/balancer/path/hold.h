@@ -125,8 +125,9 @@ static __always_inline bool was_held(const struct xdp_md *ctx)
 	       (*(const __u64 *)ethernet->h_source ^ HELD_SOURCE) << 16 == 0;
 }
 
-/* Whether user space may get a later fragment. Returns LB_NONE, or the reason with which the packet
- * leaves: in a dry run also LB_TAKE_FRAGMENT. Not inlined: see read_fragment. */
+/* Checks whether user space may get a later fragment, and takes a token of the source and one of the
+ * core. Returns LB_NONE if it may (in a dry run LB_TAKE_FRAGMENT), else the reason of the drop. Not
+ * inlined: see read_fragment. */
 __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 length = frame_end(ctx) - frame_start(ctx);

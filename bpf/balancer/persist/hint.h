@@ -107,7 +107,8 @@ __noinline int take_create_hint(const struct packet *pkt, const struct service *
 	return LB_RETURN_CREATE;
 }
 
-/* Handles remove-stickiness: removes the hint. Not inlined: see handle_in_full. */
+/* Handles remove-stickiness: removes the hint if it names the sender. Not inlined: see
+ * handle_in_full. */
 __noinline int take_remove_hint(const struct packet *pkt, const struct service *service,
 				__u32 sender)
 {

@@ -63,10 +63,10 @@ func KillBefore(n int) error {
 // Refused is the error of the call that FailAt makes fail. No code expects this error.
 const Refused = unix.EIO
 
-// FailAt makes the nth of some system calls of this process fail with Refused. The calls of all
-// threads count, from now on. They are the calls of bpf(2) and on paths that change something, and
-// the calls with the numbers in others. If there is no nth call, as for 0, none fails. The returned
-// function tells whether a call has failed.
+// FailAt makes the nth of some system calls of this process fail with Refused. These are the calls
+// in refusable (certain commands of bpf(2), and calls that make, remove or rename a path) and the
+// calls whose numbers are in others. The calls of all threads count, from now on. If there is no nth
+// call, as for 0, none fails. The returned function tells whether a call has failed.
 func FailAt(n int, others ...uint32) (failed func() bool, err error) {
 	at := refusable
 	at.others = append(slices.Clone(at.others), others...)
