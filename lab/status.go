@@ -127,8 +127,10 @@ func (s Status) writeNodes(w io.Writer) error {
 		}
 		fmt.Fprintln(table, "\t")
 	}
-	err := table.Flush()
-	fmt.Fprintln(w)
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w)
 	return err
 }
 
@@ -140,8 +142,10 @@ func (s Status) writeServices(w io.Writer) error {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n",
 			service.Name, service.Address, service.Protocol, service.Encapsulation)
 	}
-	err := table.Flush()
-	fmt.Fprintln(w)
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w)
 	return err
 }
 

@@ -189,8 +189,8 @@ struct load {
 	 * again. User space sets the number, and each such flow takes one. Cores that do so at the
 	 * same moment may leave a number below 0, which counts as 0. */
 	__s32 trials;
-	/* How many of its flows in the state FLOW_NEW do not count, because no server has answered
-	 * them in time. User space sets the number. */
+	/* How many of its flows in the state FLOW_NEW do not count, because their clients have sent
+	 * no second packet in time. User space sets the number. */
 	__u32 stale;
 	/* How many new flows were placed, and how many of these had a second packet, before the
 	 * server got its place in a ranking. User space subtracts these numbers, because it cannot

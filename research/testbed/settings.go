@@ -305,7 +305,8 @@ func vip(i int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// urls returns the URLs of a case: that of its VIP, or those of all servers.
+// urls returns the URLs of one of s.Cases: that of its VIP. Of a direct case, also of one that is not
+// in s.Cases, it returns those of all servers.
 func (s settings) urls(c Case) (urls []string) {
 	path := "/?work={demand}"
 	if s.playsTrace() {

@@ -488,7 +488,7 @@ static __always_inline bool begins_flow(__u64 old, __u64 new)
 }
 
 /* Counts a change for which begins_flow() is true, as note_change() does if no service has a
- * ranking. Inlined: under `hash`, every SYN of a new flow makes such a change. */
+ * ranking. Inlined: under `hash`, most SYNs of new flows make such a change. */
 static __always_inline void count_new_flow(__u64 old, __u64 new)
 {
 	struct load *load = load_at(entry_server(new));
@@ -509,9 +509,9 @@ static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 /*
  * Changes an entry that has the old value. False: another core was faster, and the entry is as that
  * core left it. The data path makes every change of an entry's state, age or server here, and the
- * sweep makes its changes by sweep_entry(). Both count the change by count_states(). So the loads
- * of servers always equal what the entries of both flow tables add to them, except for changes
- * under way.
+ * sweep makes its changes by sweep_entry(). The sweep and note_change() count by count_states(), and
+ * count_new_flow() counts the same for one kind of change. So the loads of servers always equal what
+ * the entries of both flow tables add to them, except for changes under way.
  */
 static __always_inline bool entry_change(__u64 *entry, __u64 old, __u64 new)
 {
