@@ -138,7 +138,8 @@ func (l *Lab) checks() []check {
 	return checks
 }
 
-// run runs all checks. It runs those of different services at the same time.
+// run runs all checks, and returns when they have ended. It runs the checks of different services at
+// the same time. d.checks has the checks of a service one after the other.
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
@@ -155,8 +156,9 @@ func (d *demo) run(ctx context.Context) {
 	wait.Wait()
 }
 
-// runService runs the checks of one service, serviceWorkers at a time. When the context ends, it
-// leaves out the remaining checks.
+// runService runs the checks of one service, serviceWorkers at a time. After giveUpAfter failures it
+// does not run the remaining checks: they fail with errNotTried. When the context ends, it leaves out
+// the remaining checks, and they have no result.
 func (d *demo) runService(ctx context.Context, checks []check) {
 	jobs := make(chan *check)
 	var failures atomic.Int32
@@ -557,8 +559,9 @@ func (d *demo) failures() []string {
 	return failures
 }
 
-// plain returns the text of a check's error, without the URL and the address, which the description
-// of the check has already, and with words of its own for Go's "context deadline exceeded".
+// plain returns the text of a check's error. It leaves out the URL and the address that Go adds, as
+// the description of the check names the service. It replaces Go's "context deadline exceeded" by a
+// text that says how long the check waited.
 func plain(err error) string {
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err
@@ -566,7 +569,7 @@ func plain(err error) string {
 	if operation, ok := errors.AsType[*net.OpError](err); ok && operation.Op == "dial" {
 		err = operation.Err
 	}
-	if err == context.DeadlineExceeded {
+	if err == context.DeadlineExceeded { // nothing has arrived
 		return fmt.Sprintf("no answer within %v", transferTimeout)
 	}
 	late := fmt.Sprintf("incomplete after %v", transferTimeout)

@@ -110,8 +110,8 @@ func Segue() (string, error) {
 }
 
 // Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up
-// fails or the context ends, it removes everything that it has built. It needs root, nginx and a
-// lab name that is not in use.
+// fails or the context ends, it removes everything that it has built. It needs root, the programs
+// that the nodes run, and a lab name that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -132,7 +132,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 		}
 	}
 	lock, err := l.createState()
-	if lock == nil {
+	if lock == nil { // the name is in use, or the directory could not be made or locked
 		return nil, err
 	}
 	// From here on the state directory belongs to this lab, and a failure has to remove it.
@@ -238,8 +238,8 @@ func forAll(processes []*Process, do func(*Process) error) error {
 	return errors.Join(errs...)
 }
 
-// Down removes the lab and everything that belongs to it. It also waits until the processes that
-// this process has started are reaped.
+// Down removes the lab and everything that belongs to it. If this process has started processes of
+// the lab, Down also waits until they are reaped.
 func (l *Lab) Down() error {
 	err := Down(l.Name)
 	if err == nil {

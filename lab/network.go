@@ -226,7 +226,8 @@ func (n *Node) awaitNetwork(ctx context.Context) error {
 	}
 }
 
-// networkReady tells whether the condition of awaitNetwork is met.
+// networkReady tells whether all links of the node are up, and all of its IPv6 addresses have their
+// local routes.
 func (n *Node) networkReady() (ready bool, err error) {
 	err = n.netlink(func(h *netlink.Handle) (err error) {
 		if ready, err = linksUp(h); err == nil && ready {

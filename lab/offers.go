@@ -11,8 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 )
 
-// Offers describes by which policy a server accepts the connections of a service, and counts the
-// connections that were offered to the server since its agent was attached, by outcome.
+// Offers has the state of a hunting service on a server. It has the policy by which the server
+// accepts connections. It also counts, by outcome, the connections that were offered to the server
+// since its agent was attached.
 type Offers struct {
 	Service string `json:"service"`
 	Server  string `json:"server"`

@@ -54,10 +54,10 @@ const (
 	frrUser = "frr"
 )
 
-// checkRouter returns an error if the edge router's software is not installed.
+// checkRouter returns an error if the edge router runs FRR, and a daemon of FRR is not installed.
 func (t Topology) checkRouter() error {
 	if t.Edge.Router != FRR {
-		return nil // Up looks for BIRD, as for the command of each process; FRR's command is a shell
+		return nil // Up itself looks for BIRD; of FRR it would find only the shell that starts FRR
 	}
 	for _, daemon := range []string{"zebra", "bgpd", "bfdd"} {
 		if _, err := exec.LookPath(filepath.Join(frrDir, daemon)); err != nil {
@@ -198,7 +198,8 @@ func own(dir, name string) error {
 	return os.Chown(dir, uid, -1)
 }
 
-// awaitRoutes returns when the edge router has learned the routes of all VIPs from all balancers.
+// awaitRoutes returns when the edge router has learned the routes of all VIPs from all balancers. It
+// returns an error if that takes longer than readyTimeout.
 func (l *Lab) awaitRoutes(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -226,8 +227,8 @@ func (l *Lab) awaitRoutes(ctx context.Context) error {
 	}
 }
 
-// NextHops returns, for each VIP, the names of the balancers to which the edge router sends its
-// packets, in alphabetical order. VIPs without a route are missing.
+// NextHops returns, for each VIP, the names of the balancers to which the edge router sends the VIP's
+// packets. The names are in alphabetical order. The result has no entry for VIPs without a route.
 func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
 	names := map[string]string{} // of balancers, by their addresses
 	for _, name := range l.balancers() {
@@ -248,7 +249,7 @@ func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
 				return fmt.Errorf("edge: route of VIP %s: %w", vip, err)
 			}
 			for _, route := range routes {
-				if route.Gw != nil {
+				if route.Gw != nil { // a route with a single next hop
 					all[vip] = append(all[vip], names[route.Gw.String()])
 				}
 				for _, hop := range route.MultiPath {
