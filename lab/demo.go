@@ -138,8 +138,8 @@ func (l *Lab) checks() []check {
 	return checks
 }
 
-// run runs all checks, and returns when they have ended. It runs the checks of different services at
-// the same time. d.checks has the checks of a service one after the other.
+// run runs all checks, and returns when they have ended. It runs the checks of different services
+// at the same time. d.checks has the checks of a service one after the other.
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
@@ -156,9 +156,9 @@ func (d *demo) run(ctx context.Context) {
 	wait.Wait()
 }
 
-// runService runs the checks of one service, serviceWorkers at a time. After giveUpAfter failures it
-// does not run the remaining checks: they fail with errNotTried. When the context ends, it leaves out
-// the remaining checks, and they have no result.
+// runService runs the checks of one service, serviceWorkers at a time. After giveUpAfter failures
+// it does not run the remaining checks: they fail with errNotTried. When the context ends, it
+// leaves out the remaining checks, and they have no result.
 func (d *demo) runService(ctx context.Context, checks []check) {
 	jobs := make(chan *check)
 	var failures atomic.Int32

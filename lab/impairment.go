@@ -27,8 +27,8 @@ type Impairment struct {
 	Drop      Share `yaml:"drop" json:"drop,omitempty"`
 	Duplicate Share `yaml:"duplicate" json:"duplicate,omitempty"` // sent twice
 	Reorder   Share `yaml:"reorder" json:"reorder,omitempty"`     // kept back for 2 ms (delayTime)
-	// Links names nodes. Only packets to or from these nodes are impaired. If the list is empty, the
-	// packets between all nodes are impaired.
+	// Links names nodes. Only packets to or from these nodes are impaired. If the list is empty,
+	// the packets between all nodes are impaired.
 	Links []string `yaml:"links" json:"links,omitempty"`
 	// Seed is the seed of the random numbers. With the same seed, the nth packet to a node always
 	// has the same fate. Packets that cannot be impaired, because neither end is among Links, do
@@ -129,9 +129,9 @@ func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 }
 
 // Impair replaces the lab's impairment by i. First it ends the earlier impairment, and waits until
-// the packets that the fabric keeps back have been sent (endImpairment). If i is the zero value, the
-// lab has no impairment afterwards. While Impair runs, no other goroutine may use the lab's Topology
-// or Status.
+// the packets that the fabric keeps back have been sent (endImpairment). If i is the zero value,
+// the lab has no impairment afterwards. While Impair runs, no other goroutine may use the lab's
+// Topology or Status.
 func (l *Lab) Impair(ctx context.Context, i Impairment) error {
 	if errs := i.problems(l.Topology); len(errs) > 0 {
 		return errs
@@ -176,8 +176,8 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 }
 
 // endImpairment removes the programs from the ports. Then it waits until the packets that are kept
-// back have been sent, or count as lost (awaitReturned). Then it ends the process that keeps packets
-// back. It returns nil if there is no impairment.
+// back have been sent, or count as lost (awaitReturned). Then it ends the process that keeps
+// packets back. It returns nil if there is no impairment.
 func (l *Lab) endImpairment(ctx context.Context) error {
 	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		for _, spec := range l.Topology.fabricSpecs() {
@@ -230,8 +230,8 @@ func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 }
 
 // attachImpairment loads the programs of impair.bpf.c. It attaches one to the egress of each port
-// of the fabric. If the lab reorders packets, it attaches another one to the ingress of the interface
-// delay.
+// of the fabric. If the lab reorders packets, it attaches another one to the ingress of the
+// interface delay.
 func (l *Lab) attachImpairment() error {
 	return l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		var delay netlink.Link
@@ -272,8 +272,8 @@ func (l *Lab) attachImpairment() error {
 }
 
 // load loads the programs of impair.bpf.c, with the shares and the seed of the impairment. The
-// programs send packets that are to be kept back to the interface delay. delay is nil if the lab does
-// not reorder packets. The caller closes the result.
+// programs send packets that are to be kept back to the interface delay. delay is nil if the lab
+// does not reorder packets. The caller closes the result.
 func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	spec, err := loadImpair()
 	if err != nil {
@@ -284,7 +284,8 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	reorder, _ := i.Reorder.chance()
 	// The program draws a random number of 32 bits for each packet. It compares the number with the
 	// following limits, from the lowest to the highest. The first limit above the number decides
-	// what happens to the packet. A random number is below the limit below(chance) with that chance.
+	// what happens to the packet. A random number is below the limit below(chance) with that
+	// chance.
 	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
 	variables := map[string]any{
 		impairVarDropBelow:      below(drop),

@@ -27,9 +27,9 @@ func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 var labInstance = regexp.MustCompile(`^lab-[a-z0-9]{1,12}-`)
 
 // instancesOf returns the names of the instances that belong to a lab: its balancers and agents. An
-// instance belongs to the lab if its name begins with the lab's prefix. An instance with a name that
-// no lab gives belongs to the lab if it is in one of the namespaces: somebody has started it there
-// by hand, for example in a bare lab.
+// instance belongs to the lab if its name begins with the lab's prefix. An instance with a name
+// that no lab gives belongs to the lab if it is in one of the namespaces: somebody has started it
+// there by hand, for example in a bare lab.
 func instancesOf(lab string, namespaces []string) ([]string, error) {
 	all, err := instancesOnMachine()
 	if err != nil {

@@ -172,8 +172,8 @@ func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 // Kill does the same as Stop, but sends SIGKILL instead of SIGTERM.
 func (p *Process) Kill() error { return p.end(unix.SIGKILL) }
 
-// end sends a signal to the process, waits until it has ended, and kills the rest of its session. It
-// does nothing if there is no PID file, because the process was never started or has been ended.
+// end sends a signal to the process, waits until it has ended, and kills the rest of its session.
+// It does nothing if there is no PID file, because the process was never started or has been ended.
 func (p *Process) end(signal unix.Signal) error {
 	session, _, errRead := p.pidFile().read() // the PID is also the number of the session
 	err := p.pidFile().end(signal)

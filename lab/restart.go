@@ -37,7 +37,8 @@ func (l *Lab) Restart(
 }
 
 // choose returns the named processes of a node, each once. If names is empty, it returns all
-// processes of the node. It returns an error if the node has no processes, or none with such a name.
+// processes of the node. It returns an error if the node has no processes, or none with such a
+// name.
 func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 	n, err := l.FindNode(node)
 	if err != nil {

@@ -198,8 +198,8 @@ func own(dir, name string) error {
 	return os.Chown(dir, uid, -1)
 }
 
-// awaitRoutes returns when the edge router has learned the routes of all VIPs from all balancers. It
-// returns an error if that takes longer than readyTimeout.
+// awaitRoutes returns when the edge router has learned the routes of all VIPs from all balancers.
+// It returns an error if that takes longer than readyTimeout.
 func (l *Lab) awaitRoutes(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -227,8 +227,9 @@ func (l *Lab) awaitRoutes(ctx context.Context) error {
 	}
 }
 
-// NextHops returns, for each VIP, the names of the balancers to which the edge router sends the VIP's
-// packets. The names are in alphabetical order. The result has no entry for VIPs without a route.
+// NextHops returns, for each VIP, the names of the balancers to which the edge router sends the
+// VIP's packets. The names are in alphabetical order. The result has no entry for VIPs without a
+// route.
 func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
 	names := map[string]string{} // of balancers, by their addresses
 	for _, name := range l.balancers() {

@@ -122,9 +122,9 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 	return n.addLocatorRoutes(h)
 }
 
-// addLocatorRoutes adds routes to the locators of all other nodes. It also adds a route that discards
-// packets to the node's own locator. It does not affect packets to the SIDs and addresses that the
-// node has.
+// addLocatorRoutes adds routes to the locators of all other nodes. It also adds a route that
+// discards packets to the node's own locator. It does not affect packets to the SIDs and addresses
+// that the node has.
 func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
 	for _, other := range n.lab.Nodes {
 		switch {

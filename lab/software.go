@@ -134,8 +134,8 @@ func (n *Node) BalancerConfig() desired.Balancer {
 }
 
 // server returns the entry of a server in a balancer's configuration of the service. Locator or
-// Address is where the balancer sends packets, by the encapsulation. Host is where health checks and
-// polls connect. It is not set if the service has neither.
+// Address is where the balancer sends packets, by the encapsulation. Host is where health checks
+// and polls connect. It is not set if the service has neither.
 func server(spec Spec, s Service) desired.Server {
 	server := desired.Server{Name: spec.Name}
 	switch {
@@ -184,8 +184,8 @@ func (n *Node) AgentConfig() desired.Agent {
 }
 
 // agentService returns the configuration of a service for the node's agent. If the service has an
-// exception for this node, the exception's settings replace those of the service. If the path or the
-// capacity of a load source is not set, it is that of the node's application.
+// exception for this node, the exception's settings replace those of the service. If the path or
+// the capacity of a load source is not set, it is that of the node's application.
 func (n *Node) agentService(s Service) desired.AgentService {
 	service := desired.AgentService{
 		Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,

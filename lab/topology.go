@@ -148,8 +148,9 @@ func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	return t, t.parse(text, dir)
 }
 
-// parse sets the fields that a text in YAML has, and checks the whole topology. Fields that the text
-// does not have keep their values. File names in the text are relative to dir, unless dir is empty.
+// parse sets the fields that a text in YAML has, and checks the whole topology. Fields that the
+// text does not have keep their values. File names in the text are relative to dir, unless dir is
+// empty.
 func (t *Topology) parse(text []byte, dir string) error {
 	return config.Decode(text, t, func() fieldpath.Errors {
 		t.Emulated.resolve(dir)
@@ -189,8 +190,8 @@ func (t Topology) Validate() error {
 	return nil
 }
 
-// problems lists all problems of the topology. If it finds none, and the lab is not bare, it returns
-// the errors that the daemons would report about their configurations (refused).
+// problems lists all problems of the topology. If it finds none, and the lab is not bare, it
+// returns the errors that the daemons would report about their configurations (refused).
 func (t Topology) problems() fieldpath.Errors {
 	var errs fieldpath.Errors
 	fail := func(path string, value any, format string, args ...any) {
@@ -409,8 +410,9 @@ func (s Service) longerLists(servers int) int {
 	case s.Encapsulation == desired.SRv6Insert: // a packet for one server has a header, too
 		return (visited - 1) * segment
 	}
-	// A packet for one server has no segment routing header. The header has no segment for the first
-	// server, whose SID is in the destination address.
+	// A packet for one server has no segment routing header. The list in the header lacks the first
+	// server, whose SID is the destination address. Only offers have it in the list, and they are
+	// short.
 	return header + (visited-1)*segment
 }
 

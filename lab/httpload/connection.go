@@ -27,7 +27,7 @@ const (
 	accepted                // the time at which a distant client would see the end of the handshake
 	requesting              // the response
 	returning               // the time at which a distant client would have the response
-	resting                 // the next request; if it is held idle, nothing
+	resting                 // the next request; an idle connection waits for nothing
 	closing                 // the server's end of the connection, after the response
 	closed                  // nothing
 )
@@ -35,8 +35,9 @@ const (
 // connection is a TCP connection to a target.
 type connection struct {
 	descriptor int // of the socket; -1 without one
-	// serial is the number of the connection. Events have it, so that events of an earlier
-	// connection with the same descriptor are ignored.
+	// serial is the number of the connection. Each event of epoll contains the serial of its
+	// connection. So the generator can ignore events of an earlier connection with the same
+	// descriptor.
 	serial int32
 	phase  phase
 	target *Target

@@ -197,7 +197,8 @@ func (r *results) report(g *generator) *Report {
 	return report
 }
 
-// measured returns the length of the time after the warm-up in which requests were due.
+// measured returns the length of the time after the warm-up in which requests were due. It is
+// negative if the run ended during the warm-up.
 func (r *results) measured(g *generator) time.Duration {
 	switch {
 	case !g.started:

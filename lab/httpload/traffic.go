@@ -98,7 +98,8 @@ type Expectation struct {
 	Body *regexp.Regexp
 }
 
-// check returns Succeeded if a complete response is as expected, or else how it differs.
+// check returns Succeeded if a complete response is as expected. Otherwise it returns WrongStatus
+// or WrongContent.
 func (e *Expectation) check(r *response) Outcome {
 	switch {
 	case len(e.Status) == 0 && (r.status < 200 || r.status > 399),
