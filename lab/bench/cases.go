@@ -40,14 +40,14 @@ const (
 	caseUnknown   = "non-syn-unknown"  // a later packet of a flow that another balancer had
 	caseReference = "reference-lru"    // known-flow, with the kernel's LRU hash map as the flow table
 
-	// The name of a step of the program follows these. The program ends after that step.
+	// The name of a step follows each of these three prefixes. The program ends after that step.
 	caseSteps     = "up-to-"          // known-flow
 	caseSYNSteps  = "syn-up-to-"      // syn-of-new-flow
 	caseHuntSteps = "syn-hunt-up-to-" // syn-hunt
 
 	caseTurnSYN = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
 
-	// The number of servers follows these, and those of polledSYN.
+	// The number of servers follows each of these four prefixes, and the prefixes of polledSYN.
 	caseHashSYN  = "syn-hash-"  // syn-of-new-flow
 	caseInferSYN = "syn-infer-" // syn-of-new-flow of a service with placement infer
 	caseHashMix  = "mix-hash-"  // the SYN, a later packet and the FIN of new flows
@@ -110,7 +110,8 @@ type benchCase struct {
 	reason  string // the reason under which the program counts the packets; "": it does not count
 }
 
-// isBase tells whether other cases are compared with this case. Base cases are always measured.
+// isBase tells whether this is a base case: null or floor. The other cases are compared with the
+// base cases, so these are always measured.
 func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
 
 // encapsulations are the encapsulations for packets of a family.
@@ -387,8 +388,9 @@ func referenceCase(s service, flows, room uint32) benchCase {
 	return c
 }
 
-// newCase uses a new flow for each packet. The flow table is filled with such flows. All cases
-// share one table, because its entries do not depend on the kind of packet or on the family.
+// newCase uses a new flow for each packet. The flow table is first filled with flows of one packet.
+// Cases with the same capacity and number of servers share one table, because its entries do not
+// depend on the kind of packet or on the family.
 func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{
@@ -502,8 +504,8 @@ func wrapped(t traffic, kind desired.Encapsulation, functions ...srv6.Function) 
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", kind, err)) // frames and addresses are constants
 	}
-	// Encapsulation moves the client's address, except for srv6-insert: that inserts a header after
-	// the addresses.
+	// The encapsulation adds headers in front of the client's address, so the address moves. Only
+	// srv6-insert adds its header behind the addresses.
 	if kind != desired.SRv6Insert {
 		t.flowOffset += uint32(len(frame) - len(t.frame))
 	}

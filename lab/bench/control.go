@@ -87,7 +87,7 @@ func measureControl(
 // mediansOf returns the medians of each case, in the order of the first round.
 func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
 	for _, t := range times {
-		// of returns the median of one of the times of this case.
+		// of returns the median of what get returns for each round of this case.
 		of := func(get func(ControlTime) time.Duration) time.Duration {
 			var all []time.Duration
 			for _, other := range times {
@@ -99,7 +99,7 @@ func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
 			return all[len(all)/2]
 		}
 		if slices.ContainsFunc(medians, func(m ControlTime) bool { return m.Case == t.Case }) {
-			continue
+			continue // the medians of this case are there already
 		}
 		medians = append(medians, ControlTime{
 			ControlSize: size, Case: t.Case,
@@ -302,7 +302,8 @@ type controlled struct {
 // startDeadline is the longest time that a balancer may take to be ready.
 const startDeadline = 2 * time.Minute
 
-// start starts the balancer and waits until it is ready.
+// start starts the balancer and waits until it is ready. If the balancer starts and does not get
+// ready, start also stops it.
 func (c *controlled) start(ctx context.Context, config string) error {
 	notify, err := lab.ListenNotify(c.host.notifyPath())
 	if err != nil {

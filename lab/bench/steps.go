@@ -37,7 +37,8 @@ func (r *rig) upTo(step string) (_ *ebpf.Program, err error) {
 	return r.steps[step], err
 }
 
-// loadBalancerStep loads a balancer's program that ends after a step. It uses the tables of the
+// loadBalancerStep loads a balancer's program that ends after a step. If the step's name begins
+// with newFlow, it is the program for packets of new flows. The program uses the tables of the
 // rig's balancer.
 func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
 	spec, err := loadSteps()

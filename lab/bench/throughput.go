@@ -380,7 +380,7 @@ func (b *testbed) config() *desired.Balancer {
 			Instance: b.instance, Interface: b.in.Name,
 			Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Limits: desired.Limits{
-				// A table of twice the size has room for nearly all flows.
+				// In a table of twice the number of flows, nearly all flows find room.
 				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))),
 				Servers: uint32(b.options.Servers),
 			},
@@ -438,8 +438,8 @@ func (b *testbed) enterFlows(core int) error {
 	return nil
 }
 
-// rotate gives each core another CPU. So, over the rounds, measurements of one core use all CPUs,
-// which may differ.
+// rotate gives each core another CPU for the next round. So the measurements with one core use all
+// CPUs in turn, because the speeds of CPUs may differ.
 func (b *testbed) rotate() {
 	b.cpus = append(b.cpus[1:], b.cpus[0])
 }
@@ -463,7 +463,8 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// take replaces the program on interface in by that of a way.
+// take replaces the program on interface in by the program of a way: one that drops packets, one
+// that passes them on, or the balancer's own.
 func (b *testbed) take(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)

@@ -256,7 +256,8 @@ func (w *worker) run(r *runRequest) (a answer, err error) {
 	return a, nil
 }
 
-// check returns an error if too many packets were not of the kind that their case measures.
+// check returns an error if too many packets were not of the kind that their case measures. It
+// skips cases that were not measured.
 func (w *worker) check() error {
 	for _, m := range w.cases {
 		if m.sent == 0 {

@@ -24,8 +24,8 @@ const (
 	// helloDeadline is the longest time until a process sends its hello. A worker sends it as soon
 	// as it has started.
 	helloDeadline = 30 * time.Second
-	// endDeadline is the longest time that a process may take to end when it should. Then it is
-	// killed.
+	// endDeadline is how long a process may take to end after it was asked to. After that time it
+	// is killed.
 	endDeadline = 30 * time.Second
 )
 
@@ -167,8 +167,9 @@ func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	return *a.Cost, nil
 }
 
-// close ends the worker, and waits until it has removed its programs and tables. It returns the
-// error of ServeWorker, which also tells of measurements of the wrong packets.
+// close ends the worker, and waits until it has removed its programs and tables. It returns an
+// error if ServeWorker fails in the worker, for example because measurements had packets of a wrong
+// kind.
 func (w *workerClient) close() error {
 	_ = w.in.Close() // it may have ended already
 	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
