@@ -77,8 +77,9 @@ func topologyFlag(cmd *cobra.Command) *string {
 	return &file
 }
 
-// readTopology returns the topology in a file. If file is "-", it returns that in standard input,
-// and if file is empty, the built-in one.
+// readTopology returns the topology in a file. If file is "-", it reads the topology from in, and
+// file names in the topology are relative to the working directory. If file is empty, it returns
+// the built-in topology.
 func readTopology(in io.Reader, file string) (lab.Topology, error) {
 	switch file {
 	case "":
@@ -218,7 +219,7 @@ func newLabExec() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		command := args[1:]
 		switch {
-		case len(command) > 0 && command[0] == "--":
+		case len(command) > 0 && command[0] == "--": // it stays, because parsing ended at the node
 			command = command[1:]
 		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
 			return fmt.Errorf("lab exec: %s after the node: flags go before the node, "+
@@ -421,8 +422,9 @@ type demoAsJSON struct {
 	Placements []experimentRow `json:"placements"`
 }
 
-// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It prints them
-// even if requests have failed.
+// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It also prints
+// them, but without a comparison of placements, if requests have failed. It prints no JSON if the
+// demo has no result.
 func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
 	if result == nil {
@@ -454,8 +456,8 @@ Next, build such a data centre, send a request, look at a balancer, and remove i
 		cli.Program("segue"))
 }
 
-// nameOption returns the option --name for the lab of a topology, with a blank before it. It is
-// empty if commands take this lab without the option.
+// nameOption returns the option --name for the lab of a topology, with a blank before it. It
+// returns an empty string if the lab has the default name, which commands use without the option.
 func nameOption(t lab.Topology) string {
 	if t.Name == defaultLab() {
 		return ""
