@@ -496,6 +496,8 @@ func (r *DemoResult) Write(w io.Writer) {
 	}
 }
 
+// writeServices prints the table of services and an empty line. Its last column is the number of
+// servers that have answered, of all servers.
 func (r *DemoResult) writeServices(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "service\taddress\tencapsulation\trequests\tfailed\tMB\tservers\t")
@@ -508,6 +510,7 @@ func (r *DemoResult) writeServices(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
+// writeServers prints the table of servers and an empty line.
 func (r *DemoResult) writeServers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "server\tTCP connections\tUDP datagrams\tMB\t")
@@ -518,6 +521,7 @@ func (r *DemoResult) writeServers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
+// writeBalancers prints the table of balancers and an empty line.
 func (r *DemoResult) writeBalancers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")

@@ -76,7 +76,8 @@ func (e EmulatedServers) Of(server string) EmulatedServer {
 	return e.Exceptions[i].withDefaults(e.EmulatedServer)
 }
 
-// problems calls fail for every setting that is out of range, with the name of the field.
+// problems calls fail for every setting that is out of range, with the name of the field. Settings
+// with the zero value are not set, and so never out of range.
 func (e EmulatedServer) problems(fail func(field string, value any, problem string)) {
 	inRange := func(field string, value, most int) {
 		if value < 0 || value > most { // 0 means that the field is not set

@@ -96,7 +96,8 @@ func (i Impairment) String() string {
 	return strings.Join(fates, ", ") + " " + where
 }
 
-// problems lists the errors of the impairment in a lab with this topology.
+// problems lists the errors of the impairment in a lab with this topology: shares that are not
+// valid or add up to more than 100%, and names in Links that are not names of nodes on the fabric.
 func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 	fail := func(path string, value any, problem string) {
 		errs = append(errs, &fieldpath.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})

@@ -155,7 +155,9 @@ func checkRoot() error {
 	return nil
 }
 
-// build makes the network and the files, starts all processes, and returns when they are ready.
+// build makes the network and the files, and starts all processes. It returns when the processes
+// are ready, the edge router has learned its routes, and the topology's impairment has begun. If it
+// fails, the caller removes what it has built.
 func (l *Lab) build(ctx context.Context) error {
 	type step struct {
 		progress string

@@ -164,6 +164,7 @@ func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) 
 	return n.dial(ctx, net.Dialer{LocalAddr: local, Control: bind}, "tcp", to.String())
 }
 
+// dial opens a connection from the node with the dialer d.
 func (n *Node) dial(
 	ctx context.Context, d net.Dialer, network, address string,
 ) (conn net.Conn, err error) {

@@ -225,4 +225,5 @@ func (p *Process) Signal(signal unix.Signal) error {
 // PID returns the PID of the process, and whether it runs.
 func (p *Process) PID() (pid int, alive bool) { return p.pidFile().alive() }
 
+// pidFile returns the path of the process's PID file.
 func (p *Process) pidFile() pidFile { return pidFile(p.file("run", ".pid")) }

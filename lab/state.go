@@ -67,6 +67,7 @@ func lockState(name string) (*lock, error) {
 	return &lock{dir}, nil
 }
 
+// unlock releases the lock: the kernel does so when the directory is closed.
 func (l *lock) unlock() { l.dir.Close() }
 
 // createState makes the lab's state directory, which reserves the lab's name, locks it, and fills

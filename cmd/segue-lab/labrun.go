@@ -59,7 +59,7 @@ experiment, minutes, set, paper, content and needs.`,
 			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
 				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
-			if all {
+			if all { // the same as --set papers
 				set = string(testbed.SetPapers)
 			}
 			if (list || set != "") && len(args) > 0 {
@@ -247,7 +247,7 @@ type experimentRow struct {
 	Warnings      []string `json:"warnings"`
 }
 
-// rowsOf returns a row for each case at each point that has results.
+// rowsOf returns a row for each case at each point. It leaves out those without results.
 func rowsOf(r *testbed.Results) (rows []experimentRow) {
 	for _, name := range r.Cases {
 		for _, point := range r.Points {

@@ -147,7 +147,9 @@ func (f *loadFlags) addReport(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.loud, "progress", false, progressHelp)
 }
 
-// run checks the flags, generates the load, and prints the report.
+// run checks the flags, generates the load, and prints the report with its warnings. It also prints
+// the report if the run ends with an error, such as an error in the trace. It returns an error if
+// no request succeeded.
 func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	for _, parse := range []func() error{
 		f.checkCombinations, f.checkNumbers, f.parseArrivals, f.parseExpectation, f.parseDemand,

@@ -90,7 +90,8 @@ type Server struct {
 	requests   atomic.Uint64
 }
 
-// New opens the server's sockets and files. The caller must call Run or Close afterwards.
+// New opens the server's sockets and files. If it succeeds, the caller must call Run or Close
+// afterwards. If it fails, it closes what it has opened.
 func New(ctx context.Context, c Config) (server *Server, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err

@@ -242,6 +242,7 @@ func (c counter) read() uint64 {
 	return binary.NativeEndian.Uint64(value[:])
 }
 
+// close closes the descriptor. It does nothing if instructions cannot be counted.
 func (c counter) close() {
 	if c != noCounter {
 		_ = unix.Close(int(c))

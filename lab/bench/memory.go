@@ -48,7 +48,8 @@ func MeasureMemory(ctx context.Context, sizes []uint32, progress Progress) ([]Me
 	return all, nil
 }
 
-// measureMemory measures the flow table of one size.
+// measureMemory makes a balancer with a flow table for the given number of flows, fills the table,
+// and measures its memory.
 func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err error) {
 	s := setup{kind: setupBalancer, family: ipv6, capacity: flows, content: knownFlows}
 	r, err := s.build()

@@ -492,7 +492,9 @@ func (r *rig) loadShared(
 	return collection.Programs[program], nil
 }
 
-// loadAgent makes an agent, without a daemon, and takes its program.
+// loadAgent makes the agent of server 1, without a daemon, and takes its program. If s.accept is
+// set, the service hunts: the agent accepts a connection while fewer connections than s.threshold
+// wait in the accept queue of an application, which loadAgent also starts.
 func (r *rig) loadAgent(s *setup) error {
 	cfg := &desired.Agent{
 		Node: desired.AgentNode{

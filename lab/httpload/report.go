@@ -155,7 +155,8 @@ func (h histogram) distribution() []Point {
 	return points
 }
 
-// report summarises the results.
+// report summarises the results. It also summarises the intervals that are still open, so it is
+// called only once, at the end of the run.
 func (r *results) report(g *generator) *Report {
 	report := &Report{
 		Seed: g.Seed, From: g.Warmup.Seconds(), Interrupted: r.interrupted,
