@@ -297,7 +297,8 @@ type traffic struct {
 	placed         map[desired.Protocol]uint64 // flows that it has placed; empty in a bare lab
 }
 
-// since returns the difference to an earlier count. It changes the map of t.
+// since returns t minus the earlier counts before. It also changes the map placed of t, which the
+// result shares.
 func (t traffic) since(before traffic) traffic {
 	t.packets -= before.packets
 	t.bytes -= before.bytes
@@ -386,8 +387,8 @@ type DemoServer struct {
 	Bytes       int    `json:"bytes"`
 }
 
-// DemoBalancer counts what a balancer has received. Connections and Flows are those that the
-// balancer has placed, and 0 in a bare lab.
+// DemoBalancer counts what a balancer has received. Connections and Flows count what the balancer
+// has placed on servers. They are 0 in a bare lab.
 type DemoBalancer struct {
 	Name        string `json:"name"`
 	Connections uint64 `json:"tcp_connections"`
@@ -533,8 +534,8 @@ func (r *DemoResult) writeBalancers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// failures describes the failed checks. Checks that failed in the same way have one description
-// together, with their number.
+// failures describes the failed checks in the order of the checks. If several checks have the same
+// description, it is in the result only once, with their number.
 func (d *demo) failures() []string {
 	times := make(map[string]int)
 	failures := []string{}

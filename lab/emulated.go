@@ -66,8 +66,8 @@ func (e EmulatedServer) withDefaults(defaults EmulatedServer) EmulatedServer {
 	}
 }
 
-// Of returns the settings of the server with this name: those of its exception, and for the rest
-// those of all servers.
+// Of returns the settings of the server with this name. A setting that the server's exception does
+// not have is that of all servers.
 func (e EmulatedServers) Of(server string) EmulatedServer {
 	i := slices.IndexFunc(e.Exceptions, func(x EmulatedException) bool { return x.Server == server })
 	if i < 0 {

@@ -105,13 +105,13 @@ func statOf(pid int) (fields [23]string, err error) {
 	if err != nil {
 		return fields, err
 	}
-	// Field 2, the command in parentheses, may itself contain blanks and parentheses. So the fields
-	// after it are those behind the last parenthesis. Field 3 is the state.
+	// Field 2, the command in parentheses, may itself contain blanks and parentheses. So the next
+	// fields begin behind the last parenthesis. Field 3, the state, is the first of them.
 	words := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if copy(fields[3:], words) < len(fields)-3 {
 		return fields, fmt.Errorf("process %d: too few fields in %q", pid, stat)
 	}
-	if fields[3] == "Z" {
+	if fields[3] == "Z" { // a zombie has ended
 		return fields, fs.ErrNotExist
 	}
 	return fields, nil
@@ -129,7 +129,8 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
-	// Ask only now: if the PID is of the process that the caller means, then fd is, too.
+	// Call meant only now, after PidfdOpen: if the PID still belongs to the process that the caller
+	// means, then fd refers to this process, too.
 	if !meant(pid) {
 		return nil
 	}

@@ -134,7 +134,8 @@ func (t Topology) Specs() []Spec {
 func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
 
 // outerGateways returns the edge router's addresses on its link to this balancer, which has two
-// arms: first the IPv6 address, then the IPv4 address. They are one less than the balancer's.
+// arms: first the IPv6 address, then the IPv4 address. Each is the address before the balancer's
+// own.
 func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
 
 // outside returns the balancer's addresses that the edge router uses as next hops of the VIPs.
@@ -197,8 +198,8 @@ func successor(name string) string {
 	return kind + strconv.Itoa(number+1)
 }
 
-// host returns the nth address of a prefix: it adds n to the last 32 bits of the first address,
-// which must be zero where n has bits.
+// host returns address n of a prefix: its last 32 bits are those of the prefix's address, or'ed
+// with n. The prefix's address must be zero where n has bits.
 func host(prefix netip.Prefix, n int) netip.Addr {
 	addr := prefix.Addr().AsSlice()
 	low := addr[len(addr)-4:]

@@ -231,7 +231,7 @@ func (l *Lab) awaitRoutes(ctx context.Context) error {
 // VIP's packets. The names are in alphabetical order. The result has no entry for VIPs without a
 // route.
 func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
-	names := map[string]string{} // of balancers, by their addresses
+	names := map[string]string{} // the name of each balancer, by each of its addresses
 	for _, name := range l.balancers() {
 		ipv6, ipv4 := l.Node(name).outside()
 		names[ipv6.String()], names[ipv4.String()] = name, name

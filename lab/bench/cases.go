@@ -58,7 +58,7 @@ const (
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
 	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
-	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
+	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table of this size
 	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
 	caseSignal    = "signal-create"        // a server's SYN-ACK, which signals that it accepts a flow
@@ -183,8 +183,8 @@ func stepCases(flows, room uint32) (cases []benchCase) {
 // number of servers at its end.
 func polledSYN(p desired.Placement) string { return fmt.Sprintf("syn-%s-", p) }
 
-// inferCases returns the cases with placement infer and with placements that poll, and the same
-// cases with placement hash. Nothing answers polls here.
+// inferCases returns the cases with placement infer and with placements that poll. For comparison,
+// it also returns the same cases with placement hash. No agents answer the polls in a measurement.
 func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 	for _, servers := range []int{8, 128, 1000} {
 		hash := usual(ipv6, desired.TCP)
@@ -212,8 +212,8 @@ func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 	return cases
 }
 
-// mixCase uses the three packets of a connection, then those of the next connection, and so on: the
-// SYN, a packet that establishes the connection, and the FIN (HLB, section VI-F).
+// mixCase uses three packets of each connection: the SYN, a packet that establishes the connection,
+// and the FIN (HLB, section VI-F). After the FIN comes the SYN of the next connection.
 func mixCase(name string, s service, flows, room uint32) benchCase {
 	c := newCase(name, s, packet.SYN, flows, room)
 	c.traffic.order = connections
@@ -486,8 +486,8 @@ func ackCase(s service) benchCase {
 // agentFlows is the number of flows in the cases of a server with known flows.
 const agentFlows = 1000
 
-// agentCase uses encapsulated packets to server 1. functions are those of the segments: the first
-// one is of server 1, the second of server 2.
+// agentCase uses encapsulated packets to server 1. functions are the functions of the SIDs in the
+// list of segments: functions[0] is that of server 1, and functions[1] is that of server 2.
 func agentCase(
 	name string, s service, flags packet.TCPFlags, functions ...srv6.Function,
 ) benchCase {
@@ -557,8 +557,8 @@ func trafficTo(
 		t.frame = packet.UDP(source, target, append(options, link)...)
 	} else {
 		t.frame = packet.TCP(source, target, append(options, link, packet.Flags(flags))...)
-		// The TCP header follows these 32 bits and the destination address. Its octet 13 has the
-		// flags.
+		// The TCP header follows the last 32 bits of the source address and the destination
+		// address. Octet 13 of the TCP header has the flags.
 		t.flagsOffset = t.flowOffset + 4 + uint32(destination.BitLen()/8) + 13
 	}
 	return t

@@ -33,7 +33,7 @@ const thisBuild = "/proc/self/exe"
 // roundsPerStart is the number of rounds after which both workers are restarted. One process is
 // some percent faster than another one of the same build, during its whole life. The causes are the
 // addresses of its tables and programs in memory, and the random keys of its hashes. Restarts
-// average this out.
+// average these differences out.
 const roundsPerStart = 10
 
 // roundsPerVisit is the number of rounds that are measured of a case before the next case. To
@@ -121,8 +121,8 @@ type comparison struct {
 	cases    []*comparedCase
 }
 
-// Compare measures an old build and this one in one run. It measures a case in one build directly
-// before or after the other build, on the same CPU. Compare needs root.
+// Compare measures an old build and this one in one run. In each round it measures a case in one
+// build, and directly after that in the other build, on the same CPU. Compare needs root.
 func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	cpus, err := allowedCPUs()
 	if err != nil {

@@ -145,8 +145,8 @@ func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 }
 
 // prepareCases builds the setups of the cases, adds them to rigs, and finds the program of each
-// case. Setups with flow tables come last, because their flows age as soon as the tables are
-// filled. Hints do not age, because nothing sweeps them here.
+// case. It builds the setups with flow tables last, because their flows age from the time at which
+// the tables are filled. Hints do not age in a measurement, because nothing sweeps the hint tables.
 func prepareCases(
 	ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress,
 ) ([]*measured, error) {

@@ -123,10 +123,11 @@ func (s *setup) hasFlowTable() bool { return s.persistence == "" }
 // rig has the programs and tables of a setup that was built.
 type rig struct {
 	program *ebpf.Program // the program under test
-	// steps has programs with the same tables that end after a step, by step. loadStep loads one.
+	// steps has the loaded programs that end after a step, by the name of the step. They have the
+	// same tables as program. loadStep loads the program for a step.
 	steps    map[string]*ebpf.Program
 	loadStep func(step string) (*ebpf.Program, error)
-	balancer *balancer.Rehearsal // nil if the setup has none; then config, serves and view are not set
+	balancer *balancer.Rehearsal // nil without a balancer; then config, serves and view are not set
 	config   *desired.Balancer   // the balancer's present configuration
 	serves   service             // the only service in config
 	view     *inspect.View       // of the balancer's tables; nil with the reference program
@@ -268,9 +269,9 @@ func balancerConfig(s *setup, serves service) *desired.Balancer {
 	}
 }
 
-// serviceConfig returns the configuration of a service. Servers have locators with all
-// encapsulations, so that flows keep their servers when the encapsulation changes: a tunnel without
-// segment routing leads to the first address of the locator.
+// serviceConfig returns the configuration of a service. Servers have locators even if the
+// encapsulation needs none: a tunnel without segment routing leads to the first address of the
+// locator. So flows keep their servers when the encapsulation changes.
 func serviceConfig(s service) desired.Service {
 	c := desired.Service{
 		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,

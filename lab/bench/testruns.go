@@ -183,8 +183,9 @@ func (t *testRuns) runAll(
 // needs.
 const trialPackets = 200_000
 
-// runOn runs the prepared program on a CPU for about the given duration. It returns the packets per
-// second of CPU time, and the number of packets with those of the trial.
+// runOn runs the prepared program on a CPU for about the given duration. A short trial first shows
+// how many packets that takes. runOn returns the packets per second of CPU time, without the trial,
+// and the number of packets, including those of the trial.
 func (h *host) runOn(cpu int, duration time.Duration) (rate float64, sent uint64, err error) {
 	runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
 	var set unix.CPUSet

@@ -121,8 +121,9 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 }
 
 // MeasureThroughput measures the packets per second of a balancer on different numbers of cores.
-// For the network ways it has generators in one network namespace, the balancer in a second, and a
-// program that drops all packets in a third. It needs root and idle cores.
+// For the network ways it makes three network namespaces: one for the generators, one for the
+// balancer, and one for a program that drops all packets. It needs root and idle cores. It returns
+// an error if the options ask for more cores than this process may use, or select no way.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
 	ways := options.ways()
@@ -148,7 +149,8 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	}
 	defer func() { err = errors.Join(err, runs.close()) }()
 
-	// The key of both maps is a Throughput with only Way and Cores. order has the keys in order.
+	// The key of both maps is a Throughput in which only Way and Cores are set. order has the keys
+	// in the order of the first round.
 	rates := map[Throughput][]float64{}
 	lost := map[Throughput]float64{}
 	var order []Throughput

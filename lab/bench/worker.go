@@ -24,7 +24,8 @@ import (
 // ends.
 
 // workerProtocol is the version of the protocol. It must change when the present version could
-// misread the requests or answers of the previous version, or the other way around.
+// misread the requests or answers of the previous version, or when the previous version could
+// misread those of the present one.
 const workerProtocol = 1
 
 // workerArguments are the command-line arguments of a worker.

@@ -88,13 +88,13 @@ type Server struct {
 	Name string `json:"server"`
 	// Responses counts all responses that named the server, also incomplete ones.
 	Responses uint64 `json:"responses"`
-	// Failed counts those of them whose request failed.
+	// Failed counts the responses whose request failed, for example because the status was wrong.
 	Failed  uint64 `json:"failed"`
 	Latency *Times `json:"latency"`
 }
 
-// Interval has the results of the requests that were due in an interval of the run. The first and
-// the last interval may be shorter than the others.
+// Interval has the results of the requests that were due in an interval of the run. Intervals have
+// the length Config.Every, but the first and the last interval may be shorter.
 type Interval struct {
 	From      float64 `json:"from"` // in seconds since the beginning of the arrivals, like To
 	To        float64 `json:"to"`

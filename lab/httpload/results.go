@@ -30,8 +30,9 @@ type outcome struct {
 	kind   Outcome
 	err    error  // of a failure
 	server string // the name of the server that answered; empty if it is not known
-	// latency is the time since the request was due, and exchange the time since the generator
-	// began to serve it. Only those of requests that succeeded count.
+	// latency is the time since the request was due. exchange is the time since its handshake began
+	// or, on an open connection, since it was sent. Only the times of requests that succeeded
+	// count.
 	latency, exchange time.Duration
 }
 
