@@ -218,7 +218,7 @@ func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 		if returned == reordered {
 			return nil
 		}
-		if returned > last {
+		if returned > last { // packets still return, so wait for the others
 			last, deadline = returned, time.Now().Add(returnTimeout)
 		}
 		select {
@@ -386,7 +386,7 @@ func (l *Lab) countsAt(
 		return nil, fmt.Errorf("interface %s: list filters: %w", ifname, err)
 	}
 	i := slices.IndexFunc(filters, func(f netlink.Filter) bool { return f.Type() == "bpf" })
-	if i < 0 {
+	if i < 0 { // there is no impairment
 		return nil, nil
 	}
 	table, err := mapOfProgram(ebpf.ProgramID(filters[i].(*netlink.BpfFilter).Id), impairMapPorts)

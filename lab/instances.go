@@ -71,8 +71,8 @@ func instancesOnMachine() (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// instancesIn returns those of the instances whose process runs in a namespace, or whose program is
-// attached to an interface there.
+// instancesIn returns those of the given instances that are in a namespace: their process runs
+// there, or their program is attached to an interface there.
 func instancesIn(namespace string, instances []string) (found []string, err error) {
 	path := filepath.Join(netnsDir, namespace)
 	err = doIn(namespace, path, func() error {

@@ -97,6 +97,7 @@ func (n *Node) createNamespace() error {
 		err = fmt.Errorf("create network namespace %s: %w", n.namespace(), err)
 	}
 	if back := netns.Set(home); back != nil {
+		// The thread stays locked, and ends with this goroutine: no other goroutine may use it.
 		return errors.Join(err, fmt.Errorf("%s: leave network namespace: %w", n.Name, back))
 	}
 	runtime.UnlockOSThread()

@@ -59,7 +59,8 @@ var (
 	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // of server j: fd00:5:0:<j>::/64
 )
 
-// reserved tells whether an address is in a prefix that the lab itself uses.
+// reserved tells whether an address is in a prefix that the lab itself uses, so that it cannot be a
+// VIP.
 func reserved(addr netip.Addr) bool {
 	own := []netip.Prefix{
 		clientNet6, clientNet4, clients6, clients4, fabricNet6, fabricNet4, outerNets6, outerNets4,
@@ -146,7 +147,9 @@ func (s Spec) outside() (ipv6, ipv4 netip.Addr) {
 	return s.IPv6, s.IPv4
 }
 
-// application returns the application of the server with this number.
+// application returns the application of the server with this number. The servers have the
+// topology's applications in turn. If the topology has none, which is not valid, it returns an
+// empty string.
 func (t Topology) application(server int) Application {
 	if len(t.Applications) == 0 {
 		return ""

@@ -181,11 +181,13 @@ func (n *Node) writeRouter() error {
 	if t.Edge.Router == BIRD {
 		return n.writeConfig("bird.conf", c)
 	}
+	// FRR: frr.sh starts its daemons, and each daemon has a file of its own.
 	return errors.Join(own(c.Dir, frrUser), n.writeConfig("frr.sh", c),
 		n.writeConfig("zebra.conf", c), n.writeConfig("bgpd.conf", c), n.writeConfig("bfdd.conf", c))
 }
 
-// own makes the user with this name the owner of a directory.
+// own makes the user with this name the owner of a directory, so that a daemon of this user can
+// make files in it.
 func own(dir, name string) error {
 	u, err := user.Lookup(name)
 	if err != nil {

@@ -548,7 +548,9 @@ func trafficTo(
 	source := netip.AddrPortFrom(clients[f], clientPort)
 	target := netip.AddrPortFrom(destination, servicePort)
 	link := packet.Ethernet(clientMAC, hostMAC)
-	// The flows differ in the last 32 bits of the source address.
+	// The flows differ in the last 32 bits of the source address. In IPv4 this address begins at
+	// octet 12 of the header, and is these 32 bits. In IPv6 it begins at octet 8, and has 12 octets
+	// before them.
 	t := traffic{flows: 1, verdict: xdpTX, flowOffset: ethernetHeader + 12}
 	if f == ipv6 {
 		t.flowOffset = ethernetHeader + 8 + 12

@@ -193,6 +193,7 @@ func (c *comparison) start(ctx context.Context, reversed bool) error {
 	c.prepared = cases
 	c.result.Old, c.result.New = c.workers[oldBuild].build, c.workers[newBuild].build
 	c.cases, c.result.OnlyOld, c.result.OnlyNew = matchCases(cases[oldBuild], cases[newBuild])
+	// Base cases alone are no comparison.
 	if !slices.ContainsFunc(c.cases, func(m *comparedCase) bool { return !m.isBase() }) {
 		return errors.New("the builds have no case in common")
 	}
@@ -283,6 +284,7 @@ func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
 			Ratio:       spreadOf(m.ratios(nil)),
 			SameProgram: m.programs[oldBuild] == m.programs[newBuild],
 		}
+		// For case null, or if null takes as long as the case, there is no net ratio.
 		if net := m.ratios(nulls[m.Family]); m.Case != caseNull && len(net) > 0 {
 			spread := spreadOf(net)
 			r.NetRatio = &spread

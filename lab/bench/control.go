@@ -232,8 +232,9 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 	return times, nil
 }
 
-// configure writes the balancer's configuration. Every other service has placement hunt. weight is
-// the weight of the first server of the last service; all others have weight 1.
+// configure writes the balancer's configuration to a file. Services with odd numbers have placement
+// hunt, and the others hash. weight is the weight of the first server of the last service. All
+// other servers have weight 1. So another weight changes one server.
 func (h *controlHost) configure(file string, weight int) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+
@@ -337,6 +338,7 @@ func (c *controlled) stop() error {
 	if err != nil {
 		err = fmt.Errorf("segue lb: %w: %s", err, c.output)
 	}
+	// The context of the measurement may have ended, but the data path must be removed in any case.
 	_, detached := c.host.run(context.Background(), "lb", "detach", c.host.instance)
 	return errors.Join(err, detached, os.RemoveAll(filepath.Join(c.host.dir, "state")))
 }

@@ -341,7 +341,7 @@ func addServers(c *desired.Service, first, count int) {
 			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: new(uint32(1)),
 		}
 		if c.QUIC != nil {
-			server.QUICID = fmt.Sprintf("c460%02x", i)
+			server.QUICID = fmt.Sprintf("c460%02x", i) // quicCase has the ID of server 1
 		}
 		c.Servers = append(c.Servers, server)
 	}

@@ -94,7 +94,7 @@ func (w *workerClient) greet(executable string) error {
 	silent := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
 	var first hello
 	err := w.out.Decode(&first)
-	if !silent.Stop() {
+	if !silent.Stop() { // the deadline has passed, and the process was killed
 		return fmt.Errorf("%s said nothing for %v: it is not a segue with `bench worker`",
 			executable, helloDeadline)
 	}
@@ -120,7 +120,8 @@ func (w *workerClient) withOutput(err error) error {
 	return err
 }
 
-// call sends a request and waits for the answer. Meanwhile it passes on the worker's progress.
+// call sends a request and waits for the answer. Until the answer comes, it calls progress with the
+// worker's progress. It returns an error if the answer has one, or if the worker ends.
 func (w *workerClient) call(r request, progress Progress) (answer, error) {
 	err := json.NewEncoder(w.in).Encode(r)
 	for err == nil {

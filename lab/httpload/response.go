@@ -19,12 +19,12 @@ const (
 // response parses an HTTP/1.1 response (RFC 9112) piece by piece, as its bytes arrive.
 type response struct {
 	part   responsePart
-	text   []byte // of the head, or of a line of the chunked coding, as far as it has arrived
+	text   []byte // the incomplete head, or the incomplete line of the chunked coding
 	left   int64  // bytes of the body, or of the chunk, that are still to come
 	status int
 	server string // the value of the header that names the server
 	body   []byte // the beginning of the body; empty unless bodies are kept
-	keeps  bool   // the server keeps the connection open
+	keeps  bool   // the server will keep the connection open after the response
 }
 
 // responsePart is the part of a response to which the next byte belongs.
@@ -37,7 +37,7 @@ const (
 	chunkSize                // the line with the size of a chunk
 	chunk
 	chunkEnd // the end of line after a chunk
-	trailer
+	trailer  // the lines after the last chunk, up to an empty line
 	complete // the response is complete
 )
 

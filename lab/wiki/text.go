@@ -81,7 +81,8 @@ func (a *author) sentence() string {
 	return text + "."
 }
 
-// paragraph returns three to seven sentences, every other time with a source.
+// paragraph returns three to seven sentences. With a probability of one half, a source follows
+// them.
 func (a *author) paragraph() string {
 	var sentences []string
 	for range 3 + a.r.IntN(5) {
