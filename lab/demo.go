@@ -143,6 +143,7 @@ func (l *Lab) checks() []check {
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
+		// The first check of the next service; less than 0 if rest has only checks of one service.
 		end := slices.IndexFunc(rest, func(c check) bool {
 			return c.service.Name != rest[0].service.Name
 		})

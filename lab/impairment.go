@@ -285,7 +285,7 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	reorder, _ := i.Reorder.chance()
 	// The program draws a random number of 32 bits for each packet. It compares the number with the
 	// following limits, from the lowest to the highest. The first limit above the number decides
-	// what happens to the packet. A random number is below the limit below(chance) with that
+	// what happens to the packet. below returns a limit that is above the number with the given
 	// chance.
 	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
 	variables := map[string]any{

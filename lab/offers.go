@@ -27,7 +27,7 @@ func (l *Lab) Offers() ([]Offers, error) {
 	byServer := make(map[string]map[string]*agent.AcceptState)
 	for _, spec := range l.Topology.specs(RoleServer) {
 		states, err := l.Node(spec.Name).AcceptStates()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // an agent may be detached
 			return nil, fmt.Errorf("%s: %w", spec.Name, err)
 		}
 		byServer[spec.Name] = states

@@ -166,7 +166,7 @@ func (p *Process) lastWords() string {
 
 // Stop ends the process with SIGTERM and waits until it has ended. After stopTimeout, Stop kills
 // the process. Stop also kills the remaining processes of its session, such as the workers of an
-// nginx that was killed. If the process does not run, Stop only does the latter.
+// nginx that was killed. If the process does not run, Stop only kills those others.
 func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 
 // Kill does the same as Stop, but sends SIGKILL instead of SIGTERM.

@@ -13,7 +13,7 @@ import (
 // them by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
 // started. Balancers and agents run Options.Segue, which may be another build than before. Restart
 // returns these processes when all of them are ready. It never restarts the process delay, which
-// keeps back packets: only Impair starts and ends that.
+// keeps back packets: this one starts and ends with an impairment.
 func (l *Lab) Restart(
 	ctx context.Context, node string, names []string, kill bool,
 ) ([]*Process, error) {

@@ -47,7 +47,8 @@ type ServiceStatus struct {
 }
 
 // Status returns the state of the lab's nodes, processes and services, the servers' offers, and the
-// counts of the impairment.
+// counts of the impairment. While the lab reorders packets, the processes include the process
+// delay. If Status cannot read offers or counts, it returns an error and the state without them.
 func (l *Lab) Status() (Status, error) {
 	processes := l.Processes
 	if l.Topology.Impair.Reorder.some() {

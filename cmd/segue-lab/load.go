@@ -149,7 +149,7 @@ func (f *loadFlags) addReport(flags *pflag.FlagSet) {
 
 // run checks the flags, generates the load, and prints the report with its warnings. It also prints
 // the report if the run ends with an error, such as an error in the trace. It returns an error if
-// no request succeeded.
+// requests have failed and none has succeeded.
 func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	for _, parse := range []func() error{
 		f.checkCombinations, f.checkNumbers, f.parseArrivals, f.parseExpectation, f.parseDemand,

@@ -120,7 +120,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// await returns when a connection is in the accept queue.
+// await returns nil when a connection is in the accept queue. It returns an error when the listener
+// is closed.
 func (l *listener) await() error {
 	raw, err := l.queue.SyscallConn()
 	if err != nil {

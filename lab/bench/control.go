@@ -233,8 +233,8 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 }
 
 // configure writes the balancer's configuration to a file. Services with odd numbers have placement
-// hunt, and the others hash. weight is the weight of the first server of the last service. All
-// other servers have weight 1. So another weight changes one server.
+// hunt, and the others placement hash. weight is the weight of the first server of the last
+// service. All other servers have weight 1. So another weight changes one server.
 func (h *controlHost) configure(file string, weight int) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+

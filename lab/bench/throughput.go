@@ -112,7 +112,7 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 		i := slices.IndexFunc(results, func(t Throughput) bool {
 			return t.Way == way && t.Cores == cores
 		})
-		if i < 0 {
+		if i < 0 { // not measured
 			return math.NaN()
 		}
 		return results[i].Mean

@@ -149,8 +149,8 @@ func (c *Config) headers(t *Target) string {
 func (g *generator) now() time.Duration { return time.Since(g.start) }
 
 // run opens the idle connections, and then sends the requests. It returns when the arrivals have
-// ended and all requests have an outcome, or when the context ends. The report of the latter run is
-// marked as interrupted.
+// ended and all requests have an outcome, or when the context ends. If the context ends first, the
+// report is marked as interrupted.
 func (g *generator) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		now := g.now()
