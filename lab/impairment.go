@@ -30,9 +30,9 @@ type Impairment struct {
 	// Links names nodes. Only packets to or from these nodes are impaired. If the list is empty,
 	// the packets between all nodes are impaired.
 	Links []string `yaml:"links" json:"links,omitempty"`
-	// Seed is the seed of the random numbers. With the same seed, the nth packet to a node always
-	// has the same fate. Packets that cannot be impaired, because neither end is among Links, do
-	// not count.
+	// Seed is the seed of the random numbers. With the same seed and shares, the nth packet to a
+	// node always has the same fate. Here n counts only packets that can be impaired: with Links,
+	// those whose sender or receiver is among Links.
 	Seed uint64 `yaml:"seed" json:"seed"`
 }
 

@@ -118,8 +118,9 @@ func statOf(pid int) (fields [23]string, err error) {
 }
 
 // withPidfd calls f with a file descriptor of the process, which never refers to another process
-// with the same PID. It does nothing if the process has ended. It also does nothing if meant
-// returns false: then the PID belongs to a process that the caller does not mean.
+// with the same PID. If the process has ended, it does nothing and returns nil. It also does
+// nothing if meant returns false: then the PID belongs to a process that the caller does not mean.
+// If the process ends while f runs, it returns nil.
 func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -18,7 +18,8 @@ type Status struct {
 	Processes int             `json:"processes_expected"`
 	Running   int             `json:"processes_running"`
 	Offers    []Offers        `json:"offers,omitempty"` // of services with placement hunt
-	// Impairment is the lab's impairment. Impaired has its counts of the packets to each node.
+	// Impairment is the lab's impairment. Impaired has the counts of the packets to each node, by
+	// the name of the node. It is nil if there is no impairment.
 	Impairment Impairment                  `json:"impairment"`
 	Impaired   map[string]ImpairmentCounts `json:"impaired,omitempty"`
 }

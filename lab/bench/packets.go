@@ -57,8 +57,8 @@ type measured struct {
 	benchCase
 	rig          *rig
 	program      *ebpf.Program // nil: the host program runs alone
-	sent         uint64        // number of packets so far
-	counted      uint64        // number of those that the program counted under the case's reason
+	sent         uint64        // number of packets so far, including those that warm the caches
+	counted      uint64        // number of sent packets that were counted under the case's reason
 	times        []float64     // ns per packet, of each measurement
 	instructions []float64     // per packet, of each measurement
 }

@@ -226,7 +226,7 @@ func (m *measured) programMeasured(h *host) *ebpf.Program {
 	return m.program
 }
 
-// identify returns the identity of a program.
+// identify returns the identity of a loaded program.
 func identify(program *ebpf.Program) (id programIdentity, err error) {
 	info, err := program.Info()
 	if err != nil {

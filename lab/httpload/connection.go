@@ -50,7 +50,7 @@ type connection struct {
 	begun    time.Duration // when the handshake began; on a used connection, when the request was sent
 	deadline time.Duration // when the phase is over; only if position is not noDeadline
 	position int           // the index in generator.deadlines
-	place    int           // the index among the resting connections of the target
+	place    int           // in phase resting: the index among the target's resting connections
 }
 
 // dial opens a socket and begins the handshake. from is the client address, unless it is the zero

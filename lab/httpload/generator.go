@@ -69,16 +69,17 @@ type generator struct {
 	deadlines   deadlines                 // of connections
 	resting     map[*Target][]*connection // open connections that can take a request
 	waiting     []request                 // for a connection, the earliest first
-	open        int                       // number of connections, without the idle ones
+	open        int                       // number of connections for requests, in any phase
 	pending     int                       // number of requests without an outcome
-	client      int                       // index of the latest client address
+	client      int                       // index of the client address that was used last
 	idle        idleConnections
 
 	recorder *bufio.Writer // nil without Config.Record
 	log      *requestLog   // nil without Config.Log
 }
 
-// idleConnections counts the connections that are held open without requests.
+// idleConnections counts the connections that are held open without requests. begun counts all of
+// them. Each is being opened, is open, has failed to open, or was open and is lost.
 type idleConnections struct {
 	begun, opening, open, failed, lost int
 	err                                error // why the first one of the failed ones failed

@@ -54,7 +54,7 @@ type results struct {
 
 	zero     time.Duration // when the arrivals began
 	lastDue  time.Duration // when the latest request was due
-	cpu      cpuTimes      // when the arrivals began
+	cpu      cpuTimes      // used until the arrivals began
 	progress progressMeter
 }
 
