@@ -17,7 +17,7 @@ import (
 // ApacheServers describes the servers with the application apache or mediawiki. Both run Apache's
 // MPM prefork, in which each worker is a process.
 type ApacheServers struct {
-	// Workers is the number of connections that a server serves at the same time
+	// Workers is the largest number of connections that a server serves at the same time
 	// (MaxRequestWorkers). All workers start with the server.
 	Workers int `yaml:"workers" range:"1 to 4096"`
 	// Backlog is the length of the kernel's accept queue (ListenBacklog).
@@ -121,8 +121,8 @@ func (n *Node) writeApacheConfig() error {
 // scoreboard returns the path of the ScoreBoardFile of the node's Apache.
 func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
-// apacheLoad completes a load source: if its path or its number of workers is not set, they are
-// those of the node's Apache.
+// apacheLoad completes a load source of the kind apache-scoreboard. If its path is not set, it is
+// that of the node's Apache. If its number of workers is not set, it is that of the node's Apache.
 func (n *Node) apacheLoad(s desired.Source) desired.Source {
 	s.Path = cmp.Or(s.Path, n.scoreboard())
 	s.Workers = cmp.Or(s.Workers, uint32(n.lab.Topology.Apache.Workers))

@@ -106,7 +106,8 @@ func timestamp(control []byte) time.Time {
 	return time.Now()
 }
 
-// record writes packets to w until the socket's read deadline has passed and its queue is empty.
+// record writes packets to w. It returns nil when the socket's read deadline has passed and its
+// queue is empty. Stop sets this deadline. record returns an error if it cannot read or write.
 func (c *Capture) record(w io.Writer) error {
 	raw, err := c.socket.SyscallConn()
 	if err != nil {

@@ -21,19 +21,21 @@ const (
 	// delayName is the TAP interface on the fabric for packets that are kept back, so that later
 	// packets overtake them.
 	delayName = "delay"
-	// delayTime is how long these packets are kept back: long enough for a busy flow to send many
-	// packets meanwhile, and short compared to the timeouts of transport protocols.
+	// delayTime is how long the process delay keeps a packet back. It is long enough for a busy
+	// flow to send many packets in this time, and short compared to the timeouts of transport
+	// protocols.
 	delayTime = 2 * time.Millisecond
-	// returnTimeout is how long the process may send back nothing before the packets that it keeps
-	// count as lost.
+	// returnTimeout is how long endImpairment waits for the next packet that the process sends
+	// back. After that time, the packets that are still missing count as lost.
 	returnTimeout = time.Second
 	// delayQueue is how many packets may wait in the interface while the process does not run.
 	delayQueue = 100_000
 )
 
 // Delay makes a TAP interface, and sends each frame that it receives back after delayTime. It sends
-// a notification when it is ready, as sd_notify(3) describes. It returns when the context ends.
-// Frames that it has received and not sent back are then lost.
+// a notification when it is ready, as sd_notify(3) describes. It returns nil when the context ends,
+// and an error if reading or writing fails before. When it returns, frames that it has received and
+// not sent back may be lost.
 func Delay(ctx context.Context, name string) error {
 	tap, err := openTAP(name)
 	if err != nil {

@@ -138,10 +138,12 @@ func (l *Lab) checks() []check {
 	return checks
 }
 
-// run runs all checks. It runs those of different services at the same time.
+// run runs all checks, and returns when they have ended. It runs the checks of different services
+// at the same time. d.checks has the checks of a service one after the other.
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
+		// The first check of the next service; less than 0 if rest has only checks of one service.
 		end := slices.IndexFunc(rest, func(c check) bool {
 			return c.service.Name != rest[0].service.Name
 		})
@@ -155,8 +157,9 @@ func (d *demo) run(ctx context.Context) {
 	wait.Wait()
 }
 
-// runService runs the checks of one service, serviceWorkers at a time. When the context ends, it
-// leaves out the remaining checks.
+// runService runs the checks of one service, serviceWorkers at a time. After giveUpAfter failures
+// it does not run the remaining checks: they fail with errNotTried. When the context ends, it
+// leaves out the remaining checks, and they have no result.
 func (d *demo) runService(ctx context.Context, checks []check) {
 	jobs := make(chan *check)
 	var failures atomic.Int32
@@ -295,7 +298,8 @@ type traffic struct {
 	placed         map[desired.Protocol]uint64 // flows that it has placed; empty in a bare lab
 }
 
-// since returns the difference to an earlier count. It changes the map of t.
+// since returns t minus the earlier counts before. It also changes the map placed of t, which the
+// result shares.
 func (t traffic) since(before traffic) traffic {
 	t.packets -= before.packets
 	t.bytes -= before.bytes
@@ -384,8 +388,8 @@ type DemoServer struct {
 	Bytes       int    `json:"bytes"`
 }
 
-// DemoBalancer counts what a balancer has received. Connections and Flows are those that the
-// balancer has placed, and 0 in a bare lab.
+// DemoBalancer counts what a balancer has received. Connections and Flows count what the balancer
+// has placed on servers. They are 0 in a bare lab.
 type DemoBalancer struct {
 	Name        string `json:"name"`
 	Connections uint64 `json:"tcp_connections"`
@@ -494,6 +498,8 @@ func (r *DemoResult) Write(w io.Writer) {
 	}
 }
 
+// writeServices prints the table of services and an empty line. Its last column is the number of
+// servers that have answered, of all servers.
 func (r *DemoResult) writeServices(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "service\taddress\tencapsulation\trequests\tfailed\tMB\tservers\t")
@@ -506,6 +512,7 @@ func (r *DemoResult) writeServices(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
+// writeServers prints the table of servers and an empty line.
 func (r *DemoResult) writeServers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "server\tTCP connections\tUDP datagrams\tMB\t")
@@ -516,6 +523,7 @@ func (r *DemoResult) writeServers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
+// writeBalancers prints the table of balancers and an empty line.
 func (r *DemoResult) writeBalancers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")
@@ -527,8 +535,8 @@ func (r *DemoResult) writeBalancers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// failures describes the failed checks. Checks that failed in the same way have one description
-// together, with their number.
+// failures describes the failed checks in the order of the checks. If several checks have the same
+// description, it is in the result only once, with their number.
 func (d *demo) failures() []string {
 	times := make(map[string]int)
 	failures := []string{}
@@ -557,8 +565,9 @@ func (d *demo) failures() []string {
 	return failures
 }
 
-// plain returns the text of a check's error, without the URL and the address, which the description
-// of the check has already, and with words of its own for Go's "context deadline exceeded".
+// plain returns the text of a check's error. It leaves out the URL and the address that Go adds, as
+// the description of the check names the service. It replaces Go's "context deadline exceeded" by a
+// text that says how long the check waited.
 func plain(err error) string {
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err
@@ -566,7 +575,7 @@ func plain(err error) string {
 	if operation, ok := errors.AsType[*net.OpError](err); ok && operation.Op == "dial" {
 		err = operation.Err
 	}
-	if err == context.DeadlineExceeded {
+	if err == context.DeadlineExceeded { // nothing has arrived
 		return fmt.Sprintf("no answer within %v", transferTimeout)
 	}
 	late := fmt.Sprintf("incomplete after %v", transferTimeout)

@@ -66,8 +66,8 @@ func (e EmulatedServer) withDefaults(defaults EmulatedServer) EmulatedServer {
 	}
 }
 
-// Of returns the settings of the server with this name: those of its exception, and for the rest
-// those of all servers.
+// Of returns the settings of the server with this name. A setting that the server's exception does
+// not have is that of all servers.
 func (e EmulatedServers) Of(server string) EmulatedServer {
 	i := slices.IndexFunc(e.Exceptions, func(x EmulatedException) bool { return x.Server == server })
 	if i < 0 {
@@ -76,7 +76,8 @@ func (e EmulatedServers) Of(server string) EmulatedServer {
 	return e.Exceptions[i].withDefaults(e.EmulatedServer)
 }
 
-// problems calls fail for every setting that is out of range, with the name of the field.
+// problems calls fail for every setting that is out of range, with the name of the field. Settings
+// with the zero value are not set, and so never out of range.
 func (e EmulatedServer) problems(fail func(field string, value any, problem string)) {
 	inRange := func(field string, value, most int) {
 		if value < 0 || value > most { // 0 means that the field is not set

@@ -27,12 +27,12 @@ type Impairment struct {
 	Drop      Share `yaml:"drop" json:"drop,omitempty"`
 	Duplicate Share `yaml:"duplicate" json:"duplicate,omitempty"` // sent twice
 	Reorder   Share `yaml:"reorder" json:"reorder,omitempty"`     // kept back for 2 ms (delayTime)
-	// Links names the nodes of which the packets in both directions are impaired. An empty list
-	// means all nodes.
+	// Links names nodes. Only packets to or from these nodes are impaired. If the list is empty,
+	// the packets between all nodes are impaired.
 	Links []string `yaml:"links" json:"links,omitempty"`
-	// Seed is the seed of the random numbers. With the same seed, the nth packet to a node always
-	// has the same fate. Packets that cannot be impaired, because neither end is among Links, do
-	// not count.
+	// Seed is the seed of the random numbers. With the same seed and shares, the nth packet to a
+	// node always has the same fate. Here n counts only packets that can be impaired: with Links,
+	// those whose sender or receiver is among Links.
 	Seed uint64 `yaml:"seed" json:"seed"`
 }
 
@@ -96,7 +96,8 @@ func (i Impairment) String() string {
 	return strings.Join(fates, ", ") + " " + where
 }
 
-// problems lists the errors of the impairment in a lab with this topology.
+// problems lists the errors of the impairment in a lab with this topology: shares that are not
+// valid or add up to more than 100%, and names in Links that are not names of nodes on the fabric.
 func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 	fail := func(path string, value any, problem string) {
 		errs = append(errs, &fieldpath.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
@@ -128,8 +129,10 @@ func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 	return errs
 }
 
-// Impair replaces the lab's impairment. It first waits until the packets that are kept back have
-// been sent. No other goroutine may use the lab's Topology or Status meanwhile.
+// Impair replaces the lab's impairment by i. First it ends the earlier impairment, and waits until
+// the packets that the fabric keeps back have been sent (endImpairment). If i is the zero value,
+// the lab has no impairment afterwards. While Impair runs, no other goroutine may use the lab's
+// Topology or Status.
 func (l *Lab) Impair(ctx context.Context, i Impairment) error {
 	if errs := i.problems(l.Topology); len(errs) > 0 {
 		return errs
@@ -174,7 +177,8 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 }
 
 // endImpairment removes the programs from the ports. Then it waits until the packets that are kept
-// back have been sent, and ends the process that keeps them.
+// back have been sent, or count as lost (awaitReturned). Then it ends the process that keeps
+// packets back. It returns nil if there is no impairment.
 func (l *Lab) endImpairment(ctx context.Context) error {
 	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		for _, spec := range l.Topology.fabricSpecs() {
@@ -214,7 +218,7 @@ func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 		if returned == reordered {
 			return nil
 		}
-		if returned > last {
+		if returned > last { // packets still return, so wait for the others
 			last, deadline = returned, time.Now().Add(returnTimeout)
 		}
 		select {
@@ -227,7 +231,8 @@ func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 }
 
 // attachImpairment loads the programs of impair.bpf.c. It attaches one to the egress of each port
-// of the fabric, and one to the interface delay, if the lab reorders packets.
+// of the fabric. If the lab reorders packets, it attaches another one to the ingress of the
+// interface delay.
 func (l *Lab) attachImpairment() error {
 	return l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		var delay netlink.Link
@@ -267,8 +272,9 @@ func (l *Lab) attachImpairment() error {
 	})
 }
 
-// load loads the programs. They send packets that are to be kept back to the interface delay, which
-// is nil if the lab does not reorder packets.
+// load loads the programs of impair.bpf.c, with the shares and the seed of the impairment. The
+// programs send packets that are to be kept back to the interface delay. delay is nil if the lab
+// does not reorder packets. The caller closes the result.
 func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	spec, err := loadImpair()
 	if err != nil {
@@ -277,7 +283,10 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	drop, _ := i.Drop.chance() // all shares are valid
 	duplicate, _ := i.Duplicate.chance()
 	reorder, _ := i.Reorder.chance()
-	// A random number of 32 bits is below the limit with the given chance.
+	// The program draws a random number of 32 bits for each packet. It compares the number with the
+	// following limits, from the lowest to the highest. The first limit above the number decides
+	// what happens to the packet. below returns a limit that is above the number with the given
+	// chance.
 	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
 	variables := map[string]any{
 		impairVarDropBelow:      below(drop),
@@ -377,7 +386,7 @@ func (l *Lab) countsAt(
 		return nil, fmt.Errorf("interface %s: list filters: %w", ifname, err)
 	}
 	i := slices.IndexFunc(filters, func(f netlink.Filter) bool { return f.Type() == "bpf" })
-	if i < 0 {
+	if i < 0 { // there is no impairment
 		return nil, nil
 	}
 	table, err := mapOfProgram(ebpf.ProgramID(filters[i].(*netlink.BpfFilter).Id), impairMapPorts)

@@ -26,9 +26,10 @@ func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 // labInstance matches the names that any lab gives to its instances.
 var labInstance = regexp.MustCompile(`^lab-[a-z0-9]{1,12}-`)
 
-// instancesOf returns the instance names of a lab's balancers and agents. These are the instances
-// whose names the lab has given. In addition, these are the instances with other names in the given
-// namespaces, which somebody has started by hand, for example in a bare lab.
+// instancesOf returns the names of the instances that belong to a lab: its balancers and agents. An
+// instance belongs to the lab if its name begins with the lab's prefix. An instance with a name
+// that no lab gives belongs to the lab if it is in one of the namespaces: somebody has started it
+// there by hand, for example in a bare lab.
 func instancesOf(lab string, namespaces []string) ([]string, error) {
 	all, err := instancesOnMachine()
 	if err != nil {
@@ -70,8 +71,8 @@ func instancesOnMachine() (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// instancesIn returns those of the instances whose process runs in a namespace, or whose program is
-// attached to an interface there.
+// instancesIn returns those of the given instances that are in a namespace: their process runs
+// there, or their program is attached to an interface there.
 func instancesIn(namespace string, instances []string) (found []string, err error) {
 	path := filepath.Join(netnsDir, namespace)
 	err = doIn(namespace, path, func() error {

@@ -110,8 +110,8 @@ func Segue() (string, error) {
 }
 
 // Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up
-// fails or the context ends, it removes everything that it has built. It needs root, nginx and a
-// lab name that is not in use.
+// fails or the context ends, it removes everything that it has built. It needs root, the programs
+// that the nodes run, and a lab name that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -132,7 +132,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 		}
 	}
 	lock, err := l.createState()
-	if lock == nil {
+	if lock == nil { // the name is in use, or the directory could not be made or locked
 		return nil, err
 	}
 	// From here on the state directory belongs to this lab, and a failure has to remove it.
@@ -155,7 +155,9 @@ func checkRoot() error {
 	return nil
 }
 
-// build makes the network and the files, starts all processes, and returns when they are ready.
+// build makes the network and the files, and starts all processes. It returns when the processes
+// are ready, the edge router has learned its routes, and the topology's impairment has begun. If it
+// fails, the caller removes what it has built.
 func (l *Lab) build(ctx context.Context) error {
 	type step struct {
 		progress string
@@ -238,8 +240,8 @@ func forAll(processes []*Process, do func(*Process) error) error {
 	return errors.Join(errs...)
 }
 
-// Down removes the lab and everything that belongs to it. It also waits until the processes that
-// this process has started are reaped.
+// Down removes the lab and everything that belongs to it. If this process has started processes of
+// the lab, Down also waits until they are reaped.
 func (l *Lab) Down() error {
 	err := Down(l.Name)
 	if err == nil {

@@ -85,8 +85,8 @@ func (n *Node) forgetHashes() error {
 	return nil
 }
 
-// connect makes a pair of veths between two nodes. nameA is the interface of node a, nameB that of
-// b.
+// connect makes a pair of veths between two nodes. nameA is the name of the interface on node a,
+// and nameB the name of the interface on node b.
 func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
 	ns, err := netns.GetFromPath(b.namespacePath())
 	if err != nil {

@@ -16,9 +16,10 @@ import (
 // packets. Permanent entries do not count.
 const resolvable = 512
 
-// addNeighbours adds permanent neighbour entries on servers and balancers, if the kernel cannot
-// resolve so many neighbours. Each server needs each balancer, and each balancer each server. If a
-// service hunts, each server also needs the other servers, to which it passes connections on.
+// addNeighbours adds permanent neighbour entries on servers and balancers, if they have more
+// neighbours in total than resolvable. Each server needs an entry for each balancer, and each
+// balancer one for each server. If a service has placement hunt, each server also needs an entry
+// for each other server, to which it passes connections on.
 func (l *Lab) addNeighbours() error {
 	servers, balancers := l.Topology.specs(RoleServer), l.Topology.specs(RoleBalancer)
 	hunts := slices.ContainsFunc(l.Topology.Services, Service.hunts)

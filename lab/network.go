@@ -97,6 +97,7 @@ func (n *Node) createNamespace() error {
 		err = fmt.Errorf("create network namespace %s: %w", n.namespace(), err)
 	}
 	if back := netns.Set(home); back != nil {
+		// The thread stays locked, and ends with this goroutine: no other goroutine may use it.
 		return errors.Join(err, fmt.Errorf("%s: leave network namespace: %w", n.Name, back))
 	}
 	runtime.UnlockOSThread()
@@ -226,7 +227,8 @@ func (n *Node) awaitNetwork(ctx context.Context) error {
 	}
 }
 
-// networkReady tells whether the condition of awaitNetwork is met.
+// networkReady tells whether all links of the node are up, and all of its IPv6 addresses have their
+// local routes.
 func (n *Node) networkReady() (ready bool, err error) {
 	err = n.netlink(func(h *netlink.Handle) (err error) {
 		if ready, err = linksUp(h); err == nil && ready {

@@ -24,8 +24,8 @@ import (
 // netnsDir is the directory of iproute2's named network namespaces.
 const netnsDir = "/run/netns"
 
-// Node is a host, router or switch of a lab, in a network namespace of its own. Its methods run
-// commands and open sockets there; buildNetwork makes the namespace.
+// Node is a host, router or switch of a lab, in a network namespace of its own. Methods of Node run
+// commands and open sockets in this namespace. buildNetwork makes the namespace.
 type Node struct {
 	Spec
 	lab *Lab
@@ -164,6 +164,7 @@ func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) 
 	return n.dial(ctx, net.Dialer{LocalAddr: local, Control: bind}, "tcp", to.String())
 }
 
+// dial opens a connection from the node with the dialer d.
 func (n *Node) dial(
 	ctx context.Context, d net.Dialer, network, address string,
 ) (conn net.Conn, err error) {

@@ -37,9 +37,9 @@ func (s *NotifySocket) Close() {
 	os.Remove(s.path)
 }
 
-// Await returns when the states have arrived in the given order. It returns an error if the context
-// ends first. It also returns an error if the process ends first: whoever waits for the process
-// then closes exited.
+// Await returns nil when the states have arrived in the given order. It returns an error if the
+// context ends before that, or if the channel exited is closed before that. exited is closed when
+// the process has ended. If it is nil, Await does not notice the end of the process.
 func (s *NotifySocket) Await(ctx context.Context, exited <-chan struct{}, states ...string) error {
 	done := make(chan error, 1)
 	go func() { done <- s.read(states) }()

@@ -11,8 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 )
 
-// Offers describes by which policy a server accepts the connections of a service, and counts the
-// connections that were offered to the server since its agent was attached, by outcome.
+// Offers has the state of a hunting service on a server. It has the policy by which the server
+// accepts connections. It also counts, by outcome, the connections that were offered to the server
+// since its agent was attached.
 type Offers struct {
 	Service string `json:"service"`
 	Server  string `json:"server"`
@@ -26,7 +27,7 @@ func (l *Lab) Offers() ([]Offers, error) {
 	byServer := make(map[string]map[string]*agent.AcceptState)
 	for _, spec := range l.Topology.specs(RoleServer) {
 		states, err := l.Node(spec.Name).AcceptStates()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // an agent may be detached
 			return nil, fmt.Errorf("%s: %w", spec.Name, err)
 		}
 		byServer[spec.Name] = states

@@ -105,21 +105,22 @@ func statOf(pid int) (fields [23]string, err error) {
 	if err != nil {
 		return fields, err
 	}
-	// Field 2, the command in parentheses, may itself contain blanks and parentheses. So the fields
-	// after it are those behind the last parenthesis. Field 3 is the state.
+	// Field 2, the command in parentheses, may itself contain blanks and parentheses. So the next
+	// fields begin behind the last parenthesis. Field 3, the state, is the first of them.
 	words := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if copy(fields[3:], words) < len(fields)-3 {
 		return fields, fmt.Errorf("process %d: too few fields in %q", pid, stat)
 	}
-	if fields[3] == "Z" {
+	if fields[3] == "Z" { // a zombie has ended
 		return fields, fs.ErrNotExist
 	}
 	return fields, nil
 }
 
 // withPidfd calls f with a file descriptor of the process, which never refers to another process
-// with the same PID. It does nothing if the process has ended. It also does nothing if meant
-// returns false: then the PID belongs to a process that the caller does not mean.
+// with the same PID. If the process has ended, it does nothing and returns nil. It also does
+// nothing if meant returns false: then the PID belongs to a process that the caller does not mean.
+// If the process ends while f runs, it returns nil.
 func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -129,7 +130,8 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
-	// Ask only now: if the PID is of the process that the caller means, then fd is, too.
+	// Call meant only now, after PidfdOpen: if the PID still belongs to the process that the caller
+	// means, then fd refers to this process, too.
 	if !meant(pid) {
 		return nil
 	}

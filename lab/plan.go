@@ -59,7 +59,8 @@ var (
 	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // of server j: fd00:5:0:<j>::/64
 )
 
-// reserved tells whether an address is in a prefix that the lab itself uses.
+// reserved tells whether an address is in a prefix that the lab itself uses, so that it cannot be a
+// VIP.
 func reserved(addr netip.Addr) bool {
 	own := []netip.Prefix{
 		clientNet6, clientNet4, clients6, clients4, fabricNet6, fabricNet4, outerNets6, outerNets4,
@@ -134,7 +135,8 @@ func (t Topology) Specs() []Spec {
 func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
 
 // outerGateways returns the edge router's addresses on its link to this balancer, which has two
-// arms: first the IPv6 address, then the IPv4 address. They are one less than the balancer's.
+// arms: first the IPv6 address, then the IPv4 address. Each is the address before the balancer's
+// own.
 func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
 
 // outside returns the balancer's addresses that the edge router uses as next hops of the VIPs.
@@ -145,7 +147,9 @@ func (s Spec) outside() (ipv6, ipv4 netip.Addr) {
 	return s.IPv6, s.IPv4
 }
 
-// application returns the application of the server with this number.
+// application returns the application of the server with this number. The servers have the
+// topology's applications in turn. If the topology has none, which is not valid, it returns an
+// empty string.
 func (t Topology) application(server int) Application {
 	if len(t.Applications) == 0 {
 		return ""
@@ -197,8 +201,8 @@ func successor(name string) string {
 	return kind + strconv.Itoa(number+1)
 }
 
-// host returns the nth address of a prefix: it adds n to the last 32 bits of the first address,
-// which must be zero where n has bits.
+// host returns address n of a prefix: its last 32 bits are those of the prefix's address, or'ed
+// with n. The prefix's address must be zero where n has bits.
 func host(prefix netip.Prefix, n int) netip.Addr {
 	addr := prefix.Addr().AsSlice()
 	low := addr[len(addr)-4:]

@@ -24,8 +24,8 @@ type Process struct {
 	node *Node
 	args []string
 	// daemon tells that the process supports systemd's notification protocol and reloads on SIGHUP.
-	// Without it, the process is ready when it accepts connections on the TCP port. If port is 0,
-	// it is ready at once.
+	// If daemon is false, the process is ready when it accepts connections on the TCP port. If port
+	// is 0, too, it counts as ready as soon as it has started.
 	daemon bool
 	port   uint16
 	// limited tells that the process shares the limit of CPU time of the node's application.
@@ -166,13 +166,14 @@ func (p *Process) lastWords() string {
 
 // Stop ends the process with SIGTERM and waits until it has ended. After stopTimeout, Stop kills
 // the process. Stop also kills the remaining processes of its session, such as the workers of an
-// nginx that was killed. It returns nil if nothing runs.
+// nginx that was killed. If the process does not run, Stop only kills those others.
 func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 
-// Kill does the same as Stop, with SIGKILL from the start.
+// Kill does the same as Stop, but sends SIGKILL instead of SIGTERM.
 func (p *Process) Kill() error { return p.end(unix.SIGKILL) }
 
 // end sends a signal to the process, waits until it has ended, and kills the rest of its session.
+// It does nothing if there is no PID file, because the process was never started or has been ended.
 func (p *Process) end(signal unix.Signal) error {
 	session, _, errRead := p.pidFile().read() // the PID is also the number of the session
 	err := p.pidFile().end(signal)
@@ -183,7 +184,7 @@ func (p *Process) end(signal unix.Signal) error {
 	if err != nil {
 		return fmt.Errorf("end %s: %w", p, err)
 	}
-	if p.exited != nil {
+	if p.exited != nil { // this process has started it, so wait until it is reaped
 		<-p.exited
 	}
 	return nil
@@ -207,7 +208,7 @@ func (p *Process) Reload(ctx context.Context) error {
 	return nil
 }
 
-// Signal sends a signal to the process.
+// Signal sends a signal to the process. It returns an error if the process does not run.
 func (p *Process) Signal(signal unix.Signal) error {
 	file := p.pidFile()
 	pid, alive := file.alive()
@@ -224,4 +225,5 @@ func (p *Process) Signal(signal unix.Signal) error {
 // PID returns the PID of the process, and whether it runs.
 func (p *Process) PID() (pid int, alive bool) { return p.pidFile().alive() }
 
+// pidFile returns the path of the process's PID file.
 func (p *Process) pidFile() pidFile { return pidFile(p.file("run", ".pid")) }

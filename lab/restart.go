@@ -12,8 +12,8 @@ import (
 // Restart ends processes of a node and starts them again. Without names it restarts all. It ends
 // them by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
 // started. Balancers and agents run Options.Segue, which may be another build than before. Restart
-// returns the processes when all of them are ready. The process that keeps back packets is not one
-// of them; Impair starts it.
+// returns these processes when all of them are ready. It never restarts the process delay, which
+// keeps back packets: this one starts and ends with an impairment.
 func (l *Lab) Restart(
 	ctx context.Context, node string, names []string, kill bool,
 ) ([]*Process, error) {
@@ -36,7 +36,9 @@ func (l *Lab) Restart(
 	return processes, forAll(processes, func(p *Process) error { return p.Start(ctx) })
 }
 
-// choose returns the named processes of a node, or all of them if names is empty.
+// choose returns the named processes of a node, each once. If names is empty, it returns all
+// processes of the node. It returns an error if the node has no processes, or none with such a
+// name.
 func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 	n, err := l.FindNode(node)
 	if err != nil {

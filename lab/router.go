@@ -54,10 +54,10 @@ const (
 	frrUser = "frr"
 )
 
-// checkRouter returns an error if the edge router's software is not installed.
+// checkRouter returns an error if the edge router runs FRR, and a daemon of FRR is not installed.
 func (t Topology) checkRouter() error {
 	if t.Edge.Router != FRR {
-		return nil // Up looks for BIRD, as for the command of each process; FRR's command is a shell
+		return nil // Up itself looks for BIRD; of FRR it would find only the shell that starts FRR
 	}
 	for _, daemon := range []string{"zebra", "bgpd", "bfdd"} {
 		if _, err := exec.LookPath(filepath.Join(frrDir, daemon)); err != nil {
@@ -181,11 +181,13 @@ func (n *Node) writeRouter() error {
 	if t.Edge.Router == BIRD {
 		return n.writeConfig("bird.conf", c)
 	}
+	// FRR: frr.sh starts its daemons, and each daemon has a file of its own.
 	return errors.Join(own(c.Dir, frrUser), n.writeConfig("frr.sh", c),
 		n.writeConfig("zebra.conf", c), n.writeConfig("bgpd.conf", c), n.writeConfig("bfdd.conf", c))
 }
 
-// own makes the user with this name the owner of a directory.
+// own makes the user with this name the owner of a directory, so that a daemon of this user can
+// make files in it.
 func own(dir, name string) error {
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -199,6 +201,7 @@ func own(dir, name string) error {
 }
 
 // awaitRoutes returns when the edge router has learned the routes of all VIPs from all balancers.
+// It returns an error if that takes longer than readyTimeout.
 func (l *Lab) awaitRoutes(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -226,10 +229,11 @@ func (l *Lab) awaitRoutes(ctx context.Context) error {
 	}
 }
 
-// NextHops returns, for each VIP, the names of the balancers to which the edge router sends its
-// packets, in alphabetical order. VIPs without a route are missing.
+// NextHops returns, for each VIP, the names of the balancers to which the edge router sends the
+// VIP's packets. The names are in alphabetical order. The result has no entry for VIPs without a
+// route.
 func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
-	names := map[string]string{} // of balancers, by their addresses
+	names := map[string]string{} // the name of each balancer, by each of its addresses
 	for _, name := range l.balancers() {
 		ipv6, ipv4 := l.Node(name).outside()
 		names[ipv6.String()], names[ipv4.String()] = name, name
@@ -248,7 +252,7 @@ func (l *Lab) NextHops() (map[netip.Addr][]string, error) {
 				return fmt.Errorf("edge: route of VIP %s: %w", vip, err)
 			}
 			for _, route := range routes {
-				if route.Gw != nil {
+				if route.Gw != nil { // a route with a single next hop
 					all[vip] = append(all[vip], names[route.Gw.String()])
 				}
 				for _, hop := range route.MultiPath {

@@ -26,7 +26,8 @@ func (n *Node) configure() error {
 	return nil
 }
 
-// addAddresses adds the addresses of all interfaces of the node, and brings the interfaces up.
+// addAddresses adds the addresses of all interfaces of the node, and brings the interfaces up. It
+// does nothing on the fabric, which has no addresses.
 func (n *Node) addAddresses(h *netlink.Handle) error {
 	if n.Role == RoleFabric {
 		return nil
@@ -84,8 +85,9 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 	return nil
 }
 
-// addRoutes adds the node's default routes, those of the further client addresses, and those of the
-// locators. SetNextHops adds the routes of VIPs.
+// addRoutes adds the node's routes. Each node except the fabric and the edge router gets default
+// routes. Client and edge router get routes of the further client addresses. All nodes except the
+// fabric and the client get routes of the locators. SetNextHops adds the routes of VIPs.
 func (n *Node) addRoutes(h *netlink.Handle) error {
 	edge := n.lab.Node("edge")
 	gateways := []netip.Addr{edge.IPv6, edge.IPv4}
@@ -120,8 +122,9 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 	return n.addLocatorRoutes(h)
 }
 
-// addLocatorRoutes adds routes to the locators of all other nodes. It discards packets to the
-// node's own locator, except for packets to the SIDs and addresses that the node has.
+// addLocatorRoutes adds routes to the locators of all other nodes. It also adds a route that
+// discards packets to the node's own locator. It does not affect packets to the SIDs and addresses
+// that the node has.
 func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
 	for _, other := range n.lab.Nodes {
 		switch {

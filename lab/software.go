@@ -19,7 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// processes returns the processes that run on the node.
+// processes returns the processes that run on the node. Fabric and client have none. Lab.Process
+// lists those of the other roles.
 func (n *Node) processes(o Options) []*Process {
 	var list []*Process
 	add := func(name string, p Process) {
@@ -132,7 +133,9 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	return c
 }
 
-// server returns the entry of a server in a balancer's configuration of the service.
+// server returns the entry of a server in a balancer's configuration of the service. Locator or
+// Address is where the balancer sends packets, by the encapsulation. Host is where health checks
+// and polls connect. It is not set if the service has neither.
 func server(spec Spec, s Service) desired.Server {
 	server := desired.Server{Name: spec.Name}
 	switch {
@@ -180,7 +183,9 @@ func (n *Node) AgentConfig() desired.Agent {
 	return c
 }
 
-// agentService returns the configuration of a service for the node's agent.
+// agentService returns the configuration of a service for the node's agent. If the service has an
+// exception for this node, the exception's settings replace those of the service. If the path or
+// the capacity of a load source is not set, it is that of the node's application.
 func (n *Node) agentService(s Service) desired.AgentService {
 	service := desired.AgentService{
 		Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,

@@ -67,11 +67,12 @@ func lockState(name string) (*lock, error) {
 	return &lock{dir}, nil
 }
 
+// unlock releases the lock: the kernel does so when the directory is closed.
 func (l *lock) unlock() { l.dir.Close() }
 
-// createState makes the lab's state directory, which reserves the lab's name, and locks it. If it
-// fails after that, it returns the lock with the error, so that the caller can remove the
-// directory.
+// createState makes the lab's state directory, which reserves the lab's name, locks it, and fills
+// it. If it fails before it has the lock, it returns nil and the error. If it fails to fill the
+// directory, it returns both the lock and the error: the caller must then remove the directory.
 func (l *Lab) createState() (*lock, error) {
 	left, err := namespaces(l.Name)
 	if err != nil {
@@ -128,8 +129,8 @@ func List() (names []string, err error) {
 // ErrNotUp is the error for a lab of which nothing exists.
 var ErrNotUp = errors.New("is not up")
 
-// checkUp returns ErrNotUp if nothing of the lab exists. The error's text lists the labs that are
-// up.
+// checkUp returns nil if anything of the lab exists. Otherwise it returns an error that wraps
+// ErrNotUp, and whose text lists the labs that are up.
 func checkUp(name string) error {
 	names, err := List()
 	switch {
@@ -218,8 +219,9 @@ func remove(name string) error {
 	errs := []error{endRecorded(name)}
 	left, err := namespaces(name)
 	errs = append(errs, err)
-	// Look for instances twice. As long as a process runs, it shows that an instance is the lab's.
-	// And it may add pins until it has ended.
+	// Look for instances before and after the processes end. Before, a process in one of the lab's
+	// namespaces shows that its instance belongs to the lab. After, the search also finds what
+	// processes have pinned until they ended.
 	running, err := instancesOf(name, left)
 	errs = append(errs, err)
 	for _, namespace := range left {
@@ -271,10 +273,11 @@ func endRemaining(namespacePath string) error {
 	return killAll(namespacePath, func(int) bool { return true })
 }
 
-// killAll kills the processes in a namespace for which meant returns true, until there are none.
+// killAll kills the processes in a namespace for which meant returns true. It repeats that until it
+// finds none. It returns an error if it still finds some in the tenth round.
 func killAll(namespacePath string, meant func(pid int) bool) error {
 	inside := func(pid int) bool { return isIn(pid, namespacePath) && meant(pid) }
-	for range 10 { // they may start others meanwhile
+	for range 10 { // processes may start others until they are killed
 		pids, err := processesIn(namespacePath)
 		pids = slices.DeleteFunc(pids, func(pid int) bool { return !meant(pid) })
 		if err != nil || len(pids) == 0 {
@@ -321,7 +324,8 @@ func isPin(file fs.DirEntry) bool {
 	return file.Name() != "maps.debug" && file.Name() != "progs.debug"
 }
 
-// unmountBPFFS unmounts the BPF file system if the lab mounted it and it has no pins.
+// unmountBPFFS unmounts the BPF file system if the lab has mounted it. It leaves it mounted, and
+// returns nil, if it has pins or is in use.
 func unmountBPFFS(name string) error {
 	if _, err := os.Stat(mountedMark(name)); errors.Is(err, fs.ErrNotExist) {
 		return nil

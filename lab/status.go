@@ -18,7 +18,8 @@ type Status struct {
 	Processes int             `json:"processes_expected"`
 	Running   int             `json:"processes_running"`
 	Offers    []Offers        `json:"offers,omitempty"` // of services with placement hunt
-	// Impairment is the lab's impairment. Impaired has its counts of the packets to each node.
+	// Impairment is the lab's impairment. Impaired has the counts of the packets to each node, by
+	// the name of the node. It is nil if there is no impairment.
 	Impairment Impairment                  `json:"impairment"`
 	Impaired   map[string]ImpairmentCounts `json:"impaired,omitempty"`
 }
@@ -47,7 +48,8 @@ type ServiceStatus struct {
 }
 
 // Status returns the state of the lab's nodes, processes and services, the servers' offers, and the
-// counts of the impairment.
+// counts of the impairment. While the lab reorders packets, the processes include the process
+// delay. If Status cannot read offers or counts, it returns an error and the state without them.
 func (l *Lab) Status() (Status, error) {
 	processes := l.Processes
 	if l.Topology.Impair.Reorder.some() {

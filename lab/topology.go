@@ -65,8 +65,8 @@ var applications = []Application{Nginx, Apache, Emulated, MediaWiki}
 type MTU struct {
 	// Client is the MTU between client and edge router: from 1280 to the MTU of the fabric.
 	Client int `yaml:"client"`
-	// Fabric is the MTU among edge router, balancers and servers: at most MaxFabricMTU, and at
-	// least 1280 and the space for longer lists of servers (longerLists).
+	// Fabric is the MTU among edge router, balancers and servers. It is at most MaxFabricMTU. It
+	// is at least 1280 plus the space for longer lists of servers (longerLists).
 	Fabric int `yaml:"fabric"`
 }
 
@@ -148,7 +148,9 @@ func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	return t, t.parse(text, dir)
 }
 
-// parse changes the topology to what a text says. Fields that the text does not have stay.
+// parse sets the fields that a text in YAML has, and checks the whole topology. Fields that the
+// text does not have keep their values. File names in the text are relative to dir, unless dir is
+// empty.
 func (t *Topology) parse(text []byte, dir string) error {
 	return config.Decode(text, t, func() fieldpath.Errors {
 		t.Emulated.resolve(dir)
@@ -166,7 +168,7 @@ func LoadTopology(path string) (Topology, error) {
 }
 
 // labName matches the names of labs. A lab's name is part of the names of its namespaces and
-// instances. It has no hyphen, because a hyphen ends it there.
+// instances. It has no hyphen: in these names, a hyphen follows the lab's name.
 var labName = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
 const nameForm = "must be 1 to 12 lower-case letters and digits"
@@ -188,8 +190,8 @@ func (t Topology) Validate() error {
 	return nil
 }
 
-// problems lists all problems of the topology. It asks for those that the daemons would report only
-// if there are no others.
+// problems lists all problems of the topology. If it finds none, and the lab is not bare, it
+// returns the errors that the daemons would report about their configurations (refused).
 func (t Topology) problems() fieldpath.Errors {
 	var errs fieldpath.Errors
 	fail := func(path string, value any, format string, args ...any) {
@@ -276,9 +278,10 @@ func (t Topology) serviceProblems(fail func(path string, value any, format strin
 }
 
 // refused returns the errors that the daemons would report about their configurations. It checks
-// the configurations of one balancer, of all agents with exceptions, and of one agent without: the
-// topology gives the others the same services. A service has the same index in a configuration as
-// in the topology, so the paths of errors are right.
+// the configuration of balancer lb1: all balancers have the same services. It checks the
+// configurations of all agents whose server has exceptions, and of one other agent: agents without
+// exceptions have the same services. A service has the same index in a configuration as in the
+// topology, so the path of an error is also its path in the topology.
 func (t Topology) refused() (errs fieldpath.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
@@ -301,7 +304,7 @@ func (t Topology) refused() (errs fieldpath.Errors) {
 			err = judge("agent.yaml", n.AgentConfig(), config.ParseAgent)
 		}
 		var problems fieldpath.Errors
-		if !errors.As(err, &problems) && err != nil {
+		if !errors.As(err, &problems) && err != nil { // an error that concerns no field
 			problems = fieldpath.Errors{{Problem: err.Error()}}
 		}
 		for _, p := range problems {
@@ -313,7 +316,8 @@ func (t Topology) refused() (errs fieldpath.Errors) {
 	return errs
 }
 
-// judge renders a configuration by a template, and returns the errors that the parser reports.
+// judge renders the configuration c by a template, and parses the resulting text. It returns the
+// error of the template or of the parser, or nil if the configuration is valid.
 func judge[Config, Read any](
 	template string, c Config, parse func([]byte) (Read, fieldpath.Errors, error),
 ) error {
@@ -324,7 +328,7 @@ func judge[Config, Read any](
 	return err
 }
 
-// hasServer tells whether the lab has a server with this name, from s1 on.
+// hasServer tells whether the lab has a server with this name. Servers are named s1, s2 and so on.
 func (t Topology) hasServer(name string) bool {
 	number, err := strconv.Atoi(strings.TrimPrefix(name, "s"))
 	return err == nil && number >= 1 && number <= t.Servers && name == fmt.Sprintf("s%d", number)
@@ -378,7 +382,7 @@ func (t Topology) polls() bool {
 // flow.
 func (s Service) hunts() bool { return s.Placement.Method().ServersDecide }
 
-// longerLists returns the maximum of longerLists over all services.
+// longerLists returns the largest result of Service.longerLists for the topology's services.
 func (t Topology) longerLists() (most int) {
 	for _, s := range t.Services {
 		most = max(most, s.longerLists(t.Servers))
@@ -401,11 +405,14 @@ func (s Service) longerLists(servers int) int {
 	}
 	visited := min(candidates*depth, servers, desired.MaxVisited)
 	switch {
-	case !s.hunts() && !byColumn || visited == 1:
+	case !s.hunts() && !byColumn || visited == 1: // all lists have one server
 		return 0
 	case s.Encapsulation == desired.SRv6Insert: // a packet for one server has a header, too
 		return (visited - 1) * segment
 	}
+	// A packet for one server has no segment routing header. The list in the header lacks the first
+	// server, whose SID is the destination address. Only offers have it in the list, and they are
+	// short.
 	return header + (visited-1)*segment
 }
 

@@ -135,8 +135,9 @@ some minutes.`,
 	return cmd
 }
 
-// progressTo returns a function that prints each step with the time since the first call of
-// progressTo. It returns nil if out is not a terminal, unless loud is true.
+// progressTo returns a function that prints a step of the work, with the time since progressTo was
+// called. If out is not a terminal, progressTo returns nil, which prints nothing, unless loud is
+// true.
 func progressTo(out io.Writer, loud bool) bench.Progress {
 	if file, ok := out.(*os.File); !loud && (!ok || !isTerminal(file)) {
 		return nil
@@ -156,8 +157,8 @@ func isTerminal(file *os.File) bool {
 // maxFlowCount is the largest number of flows that a flag may have.
 const maxFlowCount = 100_000_000
 
-// parseFlowCounts parses the numbers of flows that a flag has, such as 64k and 10M. There must be
-// at least one.
+// parseFlowCounts parses the numbers of flows that a flag has, such as 64k and 10M. It returns an
+// error if there is none, or if one is not from 1 to maxFlowCount.
 func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("%s: at least one number is required", flag)

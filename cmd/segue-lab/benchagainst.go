@@ -31,8 +31,9 @@ func newBenchWorker() *cobra.Command {
 	}
 }
 
-// compareBuilds compares this build with the build in the executable old. If flags are not given,
-// it uses the defaults for a comparison in place of those in o.
+// compareBuilds compares this build with the build in the executable old, and prints the result. If
+// --flows, --rounds or --packets is not given, it uses the default for comparisons instead of the
+// value in o.
 func compareBuilds(cmd *cobra.Command, o bench.PacketOptions, old string, asJSON bool) error {
 	if old == "" {
 		return errors.New("--against: missing the executable")

@@ -77,8 +77,9 @@ func topologyFlag(cmd *cobra.Command) *string {
 	return &file
 }
 
-// readTopology returns the topology in a file. If file is "-", it returns that in standard input,
-// and if file is empty, the built-in one.
+// readTopology returns the topology in a file. If file is "-", it reads the topology from in, and
+// file names in the topology are relative to the working directory. If file is empty, it returns
+// the built-in topology.
 func readTopology(in io.Reader, file string) (lab.Topology, error) {
 	switch file {
 	case "":
@@ -101,6 +102,7 @@ func readTopology(in io.Reader, file string) (lab.Topology, error) {
 	return lab.LoadTopology(file)
 }
 
+// newLabUp returns the command that builds a lab and leaves it running.
 func newLabUp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -123,6 +125,7 @@ func newLabUp() *cobra.Command {
 	return cmd
 }
 
+// newLabCheck returns the command that validates a topology without building the lab.
 func newLabCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
@@ -151,6 +154,7 @@ prints one line for each error, in the form FILE:LINE: FIELD "VALUE": ERROR.`,
 	}
 }
 
+// newLabList returns the command that lists the labs that are up.
 func newLabList() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -181,6 +185,7 @@ with the key labs, an array of names.`,
 	return cmd
 }
 
+// newLabStatus returns the command that shows the state of a lab that is up.
 func newLabStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -207,6 +212,8 @@ func newLabStatus() *cobra.Command {
 	return cmd
 }
 
+// newLabExec returns the command that runs a command in a node's network namespace. Without a
+// command it runs the user's shell. The command or shell replaces the process of segue-lab.
 func newLabExec() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NODE [-- COMMAND [ARGUMENT...]]",
@@ -218,7 +225,7 @@ func newLabExec() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		command := args[1:]
 		switch {
-		case len(command) > 0 && command[0] == "--":
+		case len(command) > 0 && command[0] == "--": // it stays, because parsing ended at the node
 			command = command[1:]
 		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
 			return fmt.Errorf("lab exec: %s after the node: flags go before the node, "+
@@ -243,6 +250,7 @@ func newLabExec() *cobra.Command {
 	return cmd
 }
 
+// newLabRestart returns the command that restarts processes of a node.
 func newLabRestart() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restart NODE [PROCESS...]",
@@ -283,6 +291,8 @@ build than the one that they ran before.`,
 	return cmd
 }
 
+// newLabImpair returns the command that replaces or ends the impairment of a lab. With --off, all
+// shares are 0%, which ends it.
 func newLabImpair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "impair [NODE...]",
@@ -326,7 +336,8 @@ nodes. A new impairment replaces the earlier one. --off ends it.`,
 	return cmd
 }
 
-// checkImpair returns an error if flags contradict each other, or if there is no share above 0%.
+// checkImpair returns an error if --off is given together with shares, a seed or nodes. Without
+// --off, it returns an error if no share is above 0%.
 func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error {
 	given := func(flags ...string) bool { return slices.ContainsFunc(flags, cmd.Flags().Changed) }
 	switch {
@@ -342,6 +353,7 @@ func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error 
 		"--off ends the impairment")
 }
 
+// newLabDown returns the command that removes a lab.
 func newLabDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
@@ -369,6 +381,8 @@ removed.`,
 	return cmd
 }
 
+// newLabDemo returns the command that builds a lab, sends requests, and removes the lab. Without
+// --file it also compares placements, if no request has failed.
 func newLabDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -421,8 +435,9 @@ type demoAsJSON struct {
 	Placements []experimentRow `json:"placements"`
 }
 
-// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It prints them
-// even if requests have failed.
+// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It also prints
+// them, but without a comparison of placements, if requests have failed. It prints no JSON if the
+// demo has no result.
 func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
 	if result == nil {
@@ -454,8 +469,8 @@ Next, build such a data centre, send a request, look at a balancer, and remove i
 		cli.Program("segue"))
 }
 
-// nameOption returns the option --name for the lab of a topology, with a blank before it. It is
-// empty if commands take this lab without the option.
+// nameOption returns the option --name for the lab of a topology, with a blank before it. It
+// returns an empty string if the lab has the default name, which commands use without the option.
 func nameOption(t lab.Topology) string {
 	if t.Name == defaultLab() {
 		return ""

@@ -59,7 +59,7 @@ experiment, minutes, set, paper, content and needs.`,
 			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
 				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
-			if all {
+			if all { // the same as --set papers
 				set = string(testbed.SetPapers)
 			}
 			if (list || set != "") && len(args) > 0 {
@@ -137,7 +137,9 @@ type listedExperiment struct {
 	Needs   string      `json:"needs"`
 }
 
-// listExperiments prints all experiments, and how long each of them and each set takes.
+// listExperiments prints all experiments, and how long each of them takes with the options. As
+// text, it also prints how long each set takes. That is the time of those experiments of the set
+// that can run with the options and need nothing else, such as a trace.
 func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
 	all := []listedExperiment{}
 	total := map[testbed.Set]time.Duration{}
@@ -184,7 +186,9 @@ func inMinutes(minutes float64) string {
 	return fmt.Sprintf("%.0f min", math.Ceil(minutes))
 }
 
-// runExperiments runs experiments one after the other, and prints their results.
+// runExperiments runs experiments one after the other. It prints the results of each experiment
+// when it has ended or, as JSON, those of all experiments at the end. It stops at the first error,
+// and then prints no JSON.
 func runExperiments(
 	ctx context.Context, out io.Writer, names []string, o testbed.Options, asJSON bool,
 ) error {
@@ -243,7 +247,7 @@ type experimentRow struct {
 	Warnings      []string `json:"warnings"`
 }
 
-// rowsOf returns a row for each case at each point that has results.
+// rowsOf returns a row for each case at each point. It leaves out those without results.
 func rowsOf(r *testbed.Results) (rows []experimentRow) {
 	for _, name := range r.Cases {
 		for _, point := range r.Points {
@@ -276,8 +280,8 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 	return rows
 }
 
-// printResults prints the results of an experiment: a table for its kind, the order of the cases,
-// the paper's claims, and warnings.
+// printResults prints the results of an experiment: the table for experiments of its kind, the
+// order of the cases, the paper's claims, and warnings. directory is where the results are stored.
 func printResults(out io.Writer, r *testbed.Results, directory string) error {
 	fmt.Fprintf(out, "%s: %s (%s)\n\n", r.Experiment, r.Title, wording.Count(len(r.Runs), "run"))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -329,7 +333,8 @@ func printResponses(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// printOrder prints the order of the cases at each point, from the best to the worst.
+// printOrder prints the order of the cases at each point, from the shortest mean to the longest. It
+// prints nothing if the experiment does not compare times.
 func printOrder(out io.Writer, r *testbed.Results) {
 	if !r.ComparesTimes() {
 		return
@@ -347,7 +352,8 @@ func printOrder(out io.Writer, r *testbed.Results) {
 	fmt.Fprintln(out)
 }
 
-// printChanges prints the connections that broke when servers were removed.
+// printChanges prints how many connections broke when servers were removed. It counts those whose
+// own server was removed in one column, and all others in another.
 func printChanges(w io.Writer, r *testbed.Results) {
 	fmt.Fprintf(w, "case\t%s\tconnections\tserver removed\tbroken besides\tshare\t\n", r.Axis.Key)
 	for _, name := range r.Cases {
@@ -394,8 +400,8 @@ func printForwarding(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// comparePlacements runs the experiment demo, which compares placements. Before, it prints how long
-// that takes.
+// comparePlacements runs the experiment demo, which compares placements hash and hunt. First it
+// prints to progress how long that takes. It keeps no files.
 func comparePlacements(
 	ctx context.Context, progress io.Writer,
 ) (*testbed.Experiment, []experimentRow, error) {
@@ -438,7 +444,8 @@ func showPlacements(cmd *cobra.Command) error {
 	return err
 }
 
-// printClaim prints a claim of a paper, and whether the results meet it.
+// printClaim prints a claim of a paper. If something was measured for the claim, it also prints
+// whether the results meet it.
 func printClaim(out io.Writer, c testbed.Claim) {
 	fmt.Fprintf(out, "claim: %s\n", c.Text)
 	if c.Measured == nil {
@@ -455,8 +462,9 @@ func printClaim(out io.Writer, c testbed.Claim) {
 	fmt.Fprintln(out)
 }
 
-// newLabGuard returns the command that an experiment runs beside itself. The guard removes the lab
-// when the experiment's process has ended, because its standard input ends then.
+// newLabGuard returns the command that an experiment runs in a process beside its own. The guard's
+// standard input is a pipe from the experiment's process, and ends with that process. Then the
+// guard removes the lab.
 func newLabGuard() *cobra.Command {
 	return &cobra.Command{
 		Use:    "guard LAB",

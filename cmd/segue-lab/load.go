@@ -147,7 +147,9 @@ func (f *loadFlags) addReport(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.loud, "progress", false, progressHelp)
 }
 
-// run checks the flags, generates the load, and prints the report.
+// run checks the flags, generates the load, and prints the report with its warnings. It also prints
+// the report if the run ends with an error, such as an error in the trace. It returns an error if
+// requests have failed and none has succeeded.
 func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	for _, parse := range []func() error{
 		f.checkCombinations, f.checkNumbers, f.parseArrivals, f.parseExpectation, f.parseDemand,
@@ -170,7 +172,7 @@ func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	f.config.Progress = loadProgress(cmd.ErrOrStderr(), f.loud)
 	report, running := httpload.Run(cmd.Context(), f.config)
 	err = errors.Join(running, closeFiles())
-	if report == nil {
+	if report == nil { // the run could not start
 		return err
 	}
 	for _, warning := range report.Warnings {
@@ -179,7 +181,8 @@ func (f *loadFlags) run(cmd *cobra.Command, urls []string) error {
 	return errors.Join(f.print(cmd.OutOrStdout(), report), noSuccess(report), err)
 }
 
-// noSuccess returns an error if all requests with an outcome have failed, and there are any.
+// noSuccess returns an error if at least one request has failed, and none has succeeded. Requests
+// without an outcome do not matter.
 func noSuccess(r *httpload.Report) error {
 	if r.Failed > 0 && r.Succeeded == 0 {
 		return errors.New("no request succeeded")
@@ -187,8 +190,8 @@ func noSuccess(r *httpload.Report) error {
 	return nil
 }
 
-// checkCombinations returns an error if a flag is missing, or if one has no effect because of
-// others.
+// checkCombinations returns an error if both --rate and --trace are missing, if a flag has no
+// effect beside --trace, or if a flag has no effect without another one.
 func (f *loadFlags) checkCombinations() error {
 	if !f.given("rate") && !f.given("trace") {
 		return errors.New("load: missing --rate or --trace")
@@ -358,7 +361,8 @@ func (f *loadFlags) parseTargets(ctx context.Context, urls []string) error {
 	return nil
 }
 
-// openFiles creates the files of --record and --log. It returns a function that closes them.
+// openFiles creates the files of --record and --log, if these flags are given. It returns a
+// function that closes the files.
 func (f *loadFlags) openFiles() (closeFiles func() error, err error) {
 	var files []*os.File
 	closeFiles = func() error {

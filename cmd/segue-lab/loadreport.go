@@ -106,8 +106,9 @@ func printTimes(out io.Writer, r *httpload.Report) error {
 	return w.Flush()
 }
 
-// printOutcomes prints the outcomes that occurred, with the first error of each. Shares are of the
-// requests with an outcome, so unfinished requests have none.
+// printOutcomes prints a line for each outcome that occurred, and for success in any case. The line
+// of a failure has the first error. A share is a share of the requests with an outcome. So the line
+// of the unfinished requests has no share.
 func printOutcomes(out io.Writer, r *httpload.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(name string, n uint64, example string) {
@@ -128,7 +129,8 @@ func printOutcomes(out io.Writer, r *httpload.Report) error {
 	return w.Flush()
 }
 
-// printServers prints the table of servers, if any was named.
+// printServers prints the table of servers, if any server has answered. Its shares are shares of
+// all responses.
 func printServers(out io.Writer, r *httpload.Report) error {
 	if len(r.Servers) == 0 {
 		return nil
@@ -164,7 +166,8 @@ func printIntervals(out io.Writer, r *httpload.Report) error {
 	return w.Flush()
 }
 
-// cells formats the columns with the given names in milliseconds. If t is nil, each is a dash.
+// cells returns the columns of timesColumns with the given names for t, in milliseconds, with the
+// separator between them. If t is nil, each column is a dash.
 func cells(t *httpload.Times, separator string, names ...string) string {
 	var texts []string
 	for _, name := range names {

@@ -151,8 +151,8 @@ func parseLoads(flag string, words ...string) ([]float64, error) {
 	return loads, nil
 }
 
-// parseShare parses a share in percent, for which holds must be true. condition says the same in
-// words, for errors.
+// parseShare parses a share in percent. It returns an error if holds returns false for the share.
+// condition describes in words, for this error, which shares holds accepts.
 func parseShare(flag, word, condition string, holds func(float64) bool) (float64, error) {
 	number, percent := strings.CutSuffix(word, "%")
 	value, err := strconv.ParseFloat(number, 64)
@@ -246,7 +246,7 @@ func percentage(share float64) string { return fmt.Sprintf("%.2f%%", 100*share) 
 
 // duration formats a number of seconds with four significant digits, in s, ms or µs.
 func duration(seconds float64) string {
-	if seconds == 0 {
+	if seconds == 0 { // it has no logarithm
 		return "0 s"
 	}
 	scale, unit := 1.0, "s"

@@ -15,8 +15,9 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// newModelCurves completes a command that compares all policies at one load: it adds the flags for
-// these, and calls run with their values. run checks the other flags of the command.
+// newModelCurves completes a command that compares all policies at one load. It adds the flags for
+// the load, the policies and the servers. When the command runs, it checks these flags, and calls
+// run with the load and the policies. run checks the other flags of the command.
 func newModelCurves(
 	f *modelFlags, cmd *cobra.Command,
 	run func(cmd *cobra.Command, load float64, policies []policy) error,
@@ -40,8 +41,9 @@ func newModelCurves(
 	return cmd
 }
 
-// printCurves prints a table with a line for each time, which has a value of each policy. first is
-// the title of the column of times. The title of a policy's column is its name behind prefix.
+// printCurves prints a table with a line for each time and a column for each policy. value returns
+// the text of a cell. first is the title of the column of times. The title of a policy's column is
+// prefix followed by the policy's name.
 func printCurves(
 	out io.Writer, first, prefix string, policies []policy, times []float64,
 	value func(line int, policy string) string,
@@ -90,8 +92,9 @@ type distributionRow struct {
 	Share map[string]float64 `json:"share"`
 }
 
-// distribution prints the distribution of response times under each policy, up to the time to, at
-// the given number of points. If to is 0, it ends at the 99th percentile of single choice.
+// distribution prints, for each policy, the share of response times that do not exceed a time. It
+// does so for the given number of times at equal intervals, the last of which is to. If to is 0,
+// the last one is the 99th percentile under single choice, which is policies[0].
 func (f *modelFlags) distribution(
 	out io.Writer, load float64, policies []policy, to time.Duration, points int,
 ) error {
@@ -125,7 +128,7 @@ func (f *modelFlags) distribution(
 	return printCurves(out, "no longer than", "", policies, times, share)
 }
 
-// mostServiceTimes is the longest time that transient computes, in service times.
+// mostServiceTimes is the longest --to of command transient, as a multiple of --service.
 const mostServiceTimes = 1_000_000
 
 // newModelTransient returns the command that computes how servers reach the steady state.
@@ -161,8 +164,8 @@ type transientRow struct {
 	Flows map[string]float64 `json:"flows"`
 }
 
-// transient prints the mean number of flows of a server under each policy, from time 0 to the time
-// to. At time 0 each server has the given number of flows.
+// transient prints the mean number of flows of a server under each policy: at time 0, and then
+// every step until the time to. At time 0 each server has the given number of flows.
 func (f *modelFlags) transient(
 	ctx context.Context, out io.Writer, load float64, policies []policy, flows int,
 	step, to time.Duration,

@@ -37,6 +37,7 @@ output is how many servers are needed with SRc to serve the same rate within the
 			if err != nil {
 				return err
 			}
+			// policies[0] is single choice, with which the others are compared.
 			return f.servers(cmd.OutOrStdout(), policies[1:], x[0], limit, servers)
 		},
 	}
@@ -54,12 +55,13 @@ type serversRow struct {
 	Policy           string  `json:"policy"`
 	SingleChoiceLoad float64 `json:"single_choice_load"` // at which single choice reaches the limit
 	Load             float64 `json:"load"`               // at which the policy reaches the limit
-	Ratio            float64 `json:"ratio"`              // of the first load to the second
+	Ratio            float64 `json:"ratio"`              // SingleChoiceLoad divided by Load
 	Servers          int     `json:"servers"`
 }
 
-// servers prints how many servers each policy needs to serve what the given number of servers can
-// serve with single choice.
+// servers prints, for each policy, how many servers it needs to serve the rate of flows that the
+// given number of servers can serve with single choice. In both cases, the percentile of the
+// response time is at the limit.
 func (f *modelFlags) servers(
 	out io.Writer, policies []policy, percentile float64, limit time.Duration, servers int,
 ) error {

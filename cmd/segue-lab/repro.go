@@ -82,7 +82,7 @@ type listedFigure struct {
 	Source string `json:"source"`
 }
 
-// listFigures prints the names and titles of figures.
+// listFigures prints the name, the title and the source of each figure.
 func listFigures(out io.Writer, figures []repro.Figure, asJSON bool) error {
 	if asJSON {
 		all := []listedFigure{}

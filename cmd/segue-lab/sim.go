@@ -89,11 +89,12 @@ func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	if len(reports) == 0 {
 		return err
 	}
+	// After an error or an interruption, print the reports that there are.
 	return errors.Join(f.print(cmd.OutOrStdout(), reports), unexpected(reports), err)
 }
 
-// runAll runs the scenarios one after the other. If one fails or is interrupted, runAll returns the
-// reports of those before it with the error.
+// runAll runs the scenarios one after the other, and prints their warnings. If a scenario fails or
+// is interrupted, runAll returns the error, and the reports of the scenarios before it.
 func (f *simFlags) runAll(
 	cmd *cobra.Command, scenarios []*scenario.Scenario,
 ) (reports []*scenario.Report, err error) {
@@ -117,7 +118,8 @@ func (f *simFlags) runAll(
 	return reports, nil
 }
 
-// loadScenarios reads the scenarios in all files. The error contains the errors of all files.
+// loadScenarios reads the scenarios in all files. It reads further files even if one has an error,
+// so that the returned error contains the errors of all files.
 func loadScenarios(files []string) ([]*scenario.Scenario, error) {
 	var scenarios []*scenario.Scenario
 	var errs []error
@@ -250,7 +252,8 @@ func milliseconds(seconds scenario.Number) string {
 	return strconv.FormatFloat(ms, 'f', max(0, significant-1-magnitude), 64)
 }
 
-// verdictLine returns a line about an assertion: its result, and whether the file expects that.
+// verdictLine returns a line about an assertion: whether it holds, fails or is undefined, and
+// whether the file expects this result.
 func verdictLine(v *scenario.Verdict) string {
 	verdict := "holds"
 	switch {

@@ -90,7 +90,8 @@ type Server struct {
 	requests   atomic.Uint64
 }
 
-// New opens the server's sockets and files. The caller must call Run or Close afterwards.
+// New opens the server's sockets and files. If it succeeds, the caller must call Run or Close
+// afterwards. If it fails, it closes what it has opened.
 func New(ctx context.Context, c Config) (server *Server, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -207,7 +208,8 @@ func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// ServeHTTP answers a request: for the health check, for an upload or a file, or with work.
+// ServeHTTP answers a request. It answers the health check, stores an upload, or sends a file of
+// Config.Files, all without work. Any other request brings work for the processors.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	w.Header().Set("X-Segue-Server", s.config.Name)
@@ -239,6 +241,7 @@ func keepsAlive(r *http.Request) bool {
 }
 
 // work answers a request with the server's name, when the processors have done the request's work.
+// It answers with an error at once if the work is not known or not valid.
 func (s *Server) work(w http.ResponseWriter, r *http.Request) {
 	work, err := s.demand.work(r)
 	if err != nil {
@@ -267,8 +270,8 @@ func (s served) String() string {
 		milliseconds(s.queueing), milliseconds(s.service), milliseconds(s.sojourn))
 }
 
-// file answers with the file of Config.Files that the path names. It returns false, without an
-// answer, if there is no such file.
+// file answers with the file of Config.Files that the path names, and returns true. If there is no
+// such file, it returns false, and has not answered.
 func (s *Server) file(w http.ResponseWriter, r *http.Request) bool {
 	name := strings.TrimPrefix(path.Clean(r.URL.Path), "/")
 	if s.config.Files == "" || name == "" {

@@ -29,6 +29,7 @@ func (s Schedule) String() string {
 	return strings.Join(items, ",")
 }
 
+// scheduleForm describes an item of a schedule, for errors.
 const scheduleForm = `must be SHARE@TIME, with a share from 0% to less than 100%, such as 50%@60s`
 
 // ParseSchedule reads a schedule such as "50%@60s,0%@2m", whose times must ascend. An empty text is

@@ -34,7 +34,7 @@ func (s *Server) State() State {
 		Server: s.config.Name, Workers: s.config.Workers, Busy: s.config.Workers - len(s.workers.free),
 		Jobs: u.jobs, Cores: s.config.Processors.Cores, Speed: s.config.Processors.Speed,
 		Colocated: u.colocated, Connections: s.workers.connections.Load(), Requests: s.requests.Load(),
-		Served: u.ended, Work: u.work,
+		Served: u.ended, Work: u.work, // requests without work do not count here
 	}
 }
 

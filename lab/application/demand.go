@@ -58,7 +58,9 @@ func newDrawer(d Demand, server string) *drawer {
 var errUnknownQuery = errors.New("the table of demands does not have this query")
 
 // work returns the work of a request, in seconds of a core of speed 1. The request may name its
-// work, as in /?work=190ms. Otherwise the work comes from the table, or is drawn.
+// work, as in /?work=190ms. Otherwise the work comes from the table. If the table does not have the
+// query, the work is drawn. Without a distribution, a query that the table lacks is an error, and
+// without a table, too, the work is 0.
 func (d *drawer) work(r *http.Request) (float64, error) {
 	if strings.Contains(r.URL.RawQuery, "work=") { // otherwise the query need not be parsed
 		if text, given := r.URL.Query()["work"]; given {

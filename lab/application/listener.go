@@ -61,8 +61,8 @@ type listener struct {
 	*net.TCPListener
 	queue   *os.File // the same socket, to wait for connections without accepting them
 	workers *workers
-	closed  chan struct{}
-	close   func() error
+	closed  chan struct{} // closed when the listener is closed
+	close   func() error  // closes the listener when it is called for the first time
 }
 
 // listen opens a listening socket. The kernel limits the backlog to net.core.somaxconn of the
@@ -120,7 +120,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// await returns when a connection is in the accept queue.
+// await returns nil when a connection is in the accept queue. It returns an error when the listener
+// is closed.
 func (l *listener) await() error {
 	raw, err := l.queue.SyscallConn()
 	if err != nil {

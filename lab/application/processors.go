@@ -67,8 +67,8 @@ func newProcessors(c processor.Config) (*processors, error) {
 // errStopped is the error for a job that never ends, because the processors have stopped.
 var errStopped = errors.New("the processors have stopped")
 
-// run ends each job, and changes the share of co-located work, when it is time. It returns when the
-// context ends.
+// run ends each job when its work would end, and makes the changes of co-located work. It returns
+// when the context ends.
 func (p *processors) run(ctx context.Context) error {
 	defer close(p.stopped)
 	stop := context.AfterFunc(ctx, p.timer.interrupt)
@@ -100,7 +100,7 @@ func (p *processors) advance() (now float64) {
 	for {
 		end := p.station.End()
 		switch {
-		case len(p.changes) > 0 && p.changes[0].at <= min(now, end):
+		case len(p.changes) > 0 && p.changes[0].at <= min(now, end): // before the next job ends
 			p.station.SetColocated(p.changes[0].at, p.changes[0].share)
 			p.changes = p.changes[1:]
 		case end <= now:
@@ -115,7 +115,8 @@ func (p *processors) advance() (now float64) {
 	}
 }
 
-// arm sets the timer to the time of the next end of a job or change.
+// arm sets the timer to the time at which the next job ends, or the share of co-located work
+// changes, whichever is first. now is the present time, as advance returns it.
 func (p *processors) arm(now float64) error {
 	next := p.station.End()
 	if len(p.changes) > 0 {
@@ -128,8 +129,9 @@ func (p *processors) arm(now float64) error {
 	return p.timer.set(next - now)
 }
 
-// serve adds a job with the given work, in seconds of a core of speed 1, and returns when it has
-// ended.
+// serve adds a job with the given work, in seconds of a core of speed 1. It returns the job's times
+// when the job has ended, or errStopped when the processors stop first. A job without work ends at
+// once.
 func (p *processors) serve(work float64) (served, error) {
 	if work == 0 {
 		return served{}, nil

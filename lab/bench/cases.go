@@ -40,14 +40,14 @@ const (
 	caseUnknown   = "non-syn-unknown"  // a later packet of a flow that another balancer had
 	caseReference = "reference-lru"    // known-flow, with the kernel's LRU hash map as the flow table
 
-	// The name of a step of the program follows these. The program ends after that step.
+	// The name of a step follows each of these three prefixes. The program ends after that step.
 	caseSteps     = "up-to-"          // known-flow
 	caseSYNSteps  = "syn-up-to-"      // syn-of-new-flow
 	caseHuntSteps = "syn-hunt-up-to-" // syn-hunt
 
 	caseTurnSYN = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
 
-	// The number of servers follows these, and those of polledSYN.
+	// The number of servers follows each of these four prefixes, and the prefixes of polledSYN.
 	caseHashSYN  = "syn-hash-"  // syn-of-new-flow
 	caseInferSYN = "syn-infer-" // syn-of-new-flow of a service with placement infer
 	caseHashMix  = "mix-hash-"  // the SYN, a later packet and the FIN of new flows
@@ -58,7 +58,7 @@ const (
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
 	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
-	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
+	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table of this size
 	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
 	caseSignal    = "signal-create"        // a server's SYN-ACK, which signals that it accepts a flow
@@ -110,7 +110,8 @@ type benchCase struct {
 	reason  string // the reason under which the program counts the packets; "": it does not count
 }
 
-// isBase tells whether other cases are compared with this case. Base cases are always measured.
+// isBase tells whether this is a base case: null or floor. The other cases are compared with the
+// base cases, so these are always measured.
 func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
 
 // encapsulations are the encapsulations for packets of a family.
@@ -182,8 +183,8 @@ func stepCases(flows, room uint32) (cases []benchCase) {
 // number of servers at its end.
 func polledSYN(p desired.Placement) string { return fmt.Sprintf("syn-%s-", p) }
 
-// inferCases returns the cases with placement infer and with placements that poll, and the same
-// cases with placement hash. Nothing answers polls here.
+// inferCases returns the cases with placement infer and with placements that poll. For comparison,
+// it also returns the same cases with placement hash. No agents answer the polls in a measurement.
 func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 	for _, servers := range []int{8, 128, 1000} {
 		hash := usual(ipv6, desired.TCP)
@@ -211,8 +212,8 @@ func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 	return cases
 }
 
-// mixCase uses the three packets of a connection, then those of the next connection, and so on: the
-// SYN, a packet that establishes the connection, and the FIN (HLB, section VI-F).
+// mixCase uses three packets of each connection: the SYN, a packet that establishes the connection,
+// and the FIN (HLB, section VI-F). After the FIN comes the SYN of the next connection.
 func mixCase(name string, s service, flows, room uint32) benchCase {
 	c := newCase(name, s, packet.SYN, flows, room)
 	c.traffic.order = connections
@@ -387,8 +388,9 @@ func referenceCase(s service, flows, room uint32) benchCase {
 	return c
 }
 
-// newCase uses a new flow for each packet. The flow table is filled with such flows. All cases
-// share one table, because its entries do not depend on the kind of packet or on the family.
+// newCase uses a new flow for each packet. The flow table is first filled with flows of one packet.
+// Cases with the same capacity and number of servers share one table, because its entries do not
+// depend on the kind of packet or on the family.
 func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{
@@ -484,8 +486,8 @@ func ackCase(s service) benchCase {
 // agentFlows is the number of flows in the cases of a server with known flows.
 const agentFlows = 1000
 
-// agentCase uses encapsulated packets to server 1. functions are those of the segments: the first
-// one is of server 1, the second of server 2.
+// agentCase uses encapsulated packets to server 1. functions are the functions of the SIDs in the
+// list of segments: functions[0] is that of server 1, and functions[1] is that of server 2.
 func agentCase(
 	name string, s service, flags packet.TCPFlags, functions ...srv6.Function,
 ) benchCase {
@@ -502,8 +504,8 @@ func wrapped(t traffic, kind desired.Encapsulation, functions ...srv6.Function) 
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", kind, err)) // frames and addresses are constants
 	}
-	// Encapsulation moves the client's address, except for srv6-insert: that inserts a header after
-	// the addresses.
+	// The encapsulation adds headers in front of the client's address, so the address moves. Only
+	// srv6-insert adds its header behind the addresses.
 	if kind != desired.SRv6Insert {
 		t.flowOffset += uint32(len(frame) - len(t.frame))
 	}
@@ -546,7 +548,9 @@ func trafficTo(
 	source := netip.AddrPortFrom(clients[f], clientPort)
 	target := netip.AddrPortFrom(destination, servicePort)
 	link := packet.Ethernet(clientMAC, hostMAC)
-	// The flows differ in the last 32 bits of the source address.
+	// The flows differ in the last 32 bits of the source address. In IPv4 this address begins at
+	// octet 12 of the header, and is these 32 bits. In IPv6 it begins at octet 8, and has 12 octets
+	// before them.
 	t := traffic{flows: 1, verdict: xdpTX, flowOffset: ethernetHeader + 12}
 	if f == ipv6 {
 		t.flowOffset = ethernetHeader + 8 + 12
@@ -555,8 +559,8 @@ func trafficTo(
 		t.frame = packet.UDP(source, target, append(options, link)...)
 	} else {
 		t.frame = packet.TCP(source, target, append(options, link, packet.Flags(flags))...)
-		// The TCP header follows these 32 bits and the destination address. Its octet 13 has the
-		// flags.
+		// The TCP header follows the last 32 bits of the source address and the destination
+		// address. Octet 13 of the TCP header has the flags.
 		t.flagsOffset = t.flowOffset + 4 + uint32(destination.BitLen()/8) + 13
 	}
 	return t

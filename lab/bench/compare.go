@@ -33,12 +33,12 @@ const thisBuild = "/proc/self/exe"
 // roundsPerStart is the number of rounds after which both workers are restarted. One process is
 // some percent faster than another one of the same build, during its whole life. The causes are the
 // addresses of its tables and programs in memory, and the random keys of its hashes. Restarts
-// average this out.
+// average these differences out.
 const roundsPerStart = 10
 
-// roundsPerVisit is the number of rounds of a case that are measured one after the other. More
-// visits would take longer, because the kernel needs much more time to change services and programs
-// than to measure a case.
+// roundsPerVisit is the number of rounds that are measured of a case before the next case. To
+// change the case after each round would take longer, because the kernel needs much more time to
+// change services and programs than to measure a case.
 const roundsPerVisit = 5
 
 // Comparison is the cost of packets in two builds, measured alternately.
@@ -121,8 +121,8 @@ type comparison struct {
 	cases    []*comparedCase
 }
 
-// Compare measures an old build and this one in one run. It measures a case in one build directly
-// before or after the other build, on the same CPU. Compare needs root.
+// Compare measures an old build and this one in one run. In each round it measures a case in one
+// build, and directly after that in the other build, on the same CPU. Compare needs root.
 func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	cpus, err := allowedCPUs()
 	if err != nil {
@@ -131,13 +131,13 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	// Use the last CPU, because the first one serves most interrupts.
 	c := &comparison{options: o, cpu: cpus[len(cpus)-1]}
 	defer func() {
-		err = errors.Join(err, c.stop())
+		err = errors.Join(err, c.stop()) // ends the workers that an error has left running
 		if ctx.Err() != nil {
 			err = ctx.Err() // the errors of workers only tell that they were ended
 		}
 	}()
 	for first := 0; first < o.Rounds; first += roundsPerStart {
-		newFirst := first/roundsPerStart%2 == 1 // every other time
+		newFirst := first/roundsPerStart%2 == 1 // at every other start
 		if err := c.start(ctx, newFirst); err != nil {
 			return nil, err
 		}
@@ -164,8 +164,9 @@ func inOrder(reversed bool) [2]build {
 	return [2]build{oldBuild, newBuild}
 }
 
-// start starts both workers, and has them prepare their cases. The first time, it also finds the
-// cases that both builds have.
+// start starts both workers, and has them prepare their cases: the old build first, unless reversed
+// is true. The first start of a run also finds the cases that both builds have. A later start
+// returns an error if a build or its cases have changed since.
 func (c *comparison) start(ctx context.Context, reversed bool) error {
 	r := prepareRequest{Flows: c.options.Flows, Room: c.options.Room}
 	if c.options.Case != nil {
@@ -192,6 +193,7 @@ func (c *comparison) start(ctx context.Context, reversed bool) error {
 	c.prepared = cases
 	c.result.Old, c.result.New = c.workers[oldBuild].build, c.workers[newBuild].build
 	c.cases, c.result.OnlyOld, c.result.OnlyNew = matchCases(cases[oldBuild], cases[newBuild])
+	// Base cases alone are no comparison.
 	if !slices.ContainsFunc(c.cases, func(m *comparedCase) bool { return !m.isBase() }) {
 		return errors.New("the builds have no case in common")
 	}
@@ -238,8 +240,9 @@ func matchCases(ofOld, ofNew []workerCase) (both []*comparedCase, onlyOld, onlyN
 	return both, onlyOld, onlyNew
 }
 
-// measure measures each case in each round from first to end-1, once in each build. The builds take
-// turns to be first.
+// measure measures each case in each round from first to end-1, once in each build. Which build is
+// first alternates from round to round, and from case to case. Base cases have several turns in a
+// round.
 func (c *comparison) measure(first, end int) error {
 	for turn, m := range interleave(c.cases) {
 		for round := first; round < end; round++ {
@@ -281,6 +284,7 @@ func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
 			Ratio:       spreadOf(m.ratios(nil)),
 			SameProgram: m.programs[oldBuild] == m.programs[newBuild],
 		}
+		// For case null, or if null takes as long as the case, there is no net ratio.
 		if net := m.ratios(nulls[m.Family]); m.Case != caseNull && len(net) > 0 {
 			spread := spreadOf(net)
 			r.NetRatio = &spread
@@ -315,9 +319,10 @@ func (m *comparedCase) medianByRound() map[int][2]float64 {
 	return medians
 }
 
-// ratios returns the ratio of the times of both builds in each sample. hosts has the host program's
-// times by round, which are subtracted first; without them, nothing is subtracted. ratios leaves
-// out samples in which nothing remains of the old build's time.
+// ratios returns, for each sample, the new build's time divided by the old build's. hosts has the
+// host program's times by round, which are subtracted from both times first. If hosts is nil,
+// nothing is subtracted. ratios leaves out samples in which nothing remains of the old build's
+// time.
 func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
 	for _, s := range m.samples {
 		host := hosts[s.round]

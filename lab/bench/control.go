@@ -87,7 +87,7 @@ func measureControl(
 // mediansOf returns the medians of each case, in the order of the first round.
 func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
 	for _, t := range times {
-		// of returns the median of one of the times of this case.
+		// of returns the median of what get returns for each round of this case.
 		of := func(get func(ControlTime) time.Duration) time.Duration {
 			var all []time.Duration
 			for _, other := range times {
@@ -99,7 +99,7 @@ func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
 			return all[len(all)/2]
 		}
 		if slices.ContainsFunc(medians, func(m ControlTime) bool { return m.Case == t.Case }) {
-			continue
+			continue // the medians of this case are there already
 		}
 		medians = append(medians, ControlTime{
 			ControlSize: size, Case: t.Case,
@@ -232,8 +232,9 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 	return times, nil
 }
 
-// configure writes the balancer's configuration. Every other service has placement hunt. weight is
-// the weight of the first server of the last service; all others have weight 1.
+// configure writes the balancer's configuration to a file. Services with odd numbers have placement
+// hunt, and the others placement hash. weight is the weight of the first server of the last
+// service. All other servers have weight 1. So another weight changes one server.
 func (h *controlHost) configure(file string, weight int) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+
@@ -302,7 +303,8 @@ type controlled struct {
 // startDeadline is the longest time that a balancer may take to be ready.
 const startDeadline = 2 * time.Minute
 
-// start starts the balancer and waits until it is ready.
+// start starts the balancer and waits until it is ready. If the balancer starts and does not get
+// ready, start also stops it.
 func (c *controlled) start(ctx context.Context, config string) error {
 	notify, err := lab.ListenNotify(c.host.notifyPath())
 	if err != nil {
@@ -336,6 +338,7 @@ func (c *controlled) stop() error {
 	if err != nil {
 		err = fmt.Errorf("segue lb: %w: %s", err, c.output)
 	}
+	// The context of the measurement may have ended, but the data path must be removed in any case.
 	_, detached := c.host.run(context.Background(), "lb", "detach", c.host.instance)
 	return errors.Join(err, detached, os.RemoveAll(filepath.Join(c.host.dir, "state")))
 }

@@ -40,9 +40,9 @@ const (
 type traffic struct {
 	frame       []byte // the packet of flow 0
 	flowOffset  uint32 // where in the frame the number of the flow, of 32 bits, is added
-	flows       uint32 // the number of flows, in random order
+	flows       uint32 // in order random: the number of flows
 	order       order
-	first       uint64 // the first flow, in the other orders
+	first       uint64 // in all other orders: the number of the first flow
 	verdict     uint32 // the verdict that the program is expected to return
 	flagsOffset uint32 // where in the frame the TCP flags are, for order connections
 }
@@ -88,8 +88,9 @@ func newHost() (*host, error) {
 
 // keepCallable makes test runs start faster: it attaches the host program in a separate network
 // namespace, where no packets arrive. The kernel has a table of XDP programs that it calls directly
-// (BPF_DISPATCHER). It adds an unattached program to the table before each test run, and removes it
-// afterwards. Both times it waits until no CPU uses the old table.
+// (BPF_DISPATCHER). If a program is not attached, the kernel adds it to the table before each test
+// run and removes it afterwards. After each of these changes it waits until no CPU uses the old
+// table.
 func (h *host) keepCallable() (err error) {
 	if h.quiet, err = netdev.NewNamespace(); err != nil {
 		return err
@@ -117,8 +118,8 @@ func (h *host) close() (err error) {
 	return errors.Join(err, h.objects.Close())
 }
 
-// prepare sets the program under test and its traffic. Without a program, the host program runs
-// alone.
+// prepare sets the program under test and its traffic for the next run. If program is nil, the host
+// program runs alone.
 func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	var frame [256]byte // MAX_FRAME
 	if copy(frame[:], t.frame) < len(t.frame) {
@@ -241,6 +242,7 @@ func (c counter) read() uint64 {
 	return binary.NativeEndian.Uint64(value[:])
 }
 
+// close closes the descriptor. It does nothing if instructions cannot be counted.
 func (c counter) close() {
 	if c != noCounter {
 		_ = unix.Close(int(c))

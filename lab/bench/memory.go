@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Memory is the memory of a flow table. It also tells how many flows the table holds, after as many
-// flows were entered as it has capacity: some find no room.
+// Memory has the memory of a flow table, and the number of flows that the table holds in practice.
+// To find this number, as many flows were entered as the table has capacity. Some find no room.
 type Memory struct {
 	Flows    uint64 `json:"flows"`    // the value of node.limits.flows
 	Capacity uint64 `json:"capacity"` // of the table, in flows: Flows rounded up
@@ -48,7 +48,8 @@ func MeasureMemory(ctx context.Context, sizes []uint32, progress Progress) ([]Me
 	return all, nil
 }
 
-// measureMemory measures the flow table of one size.
+// measureMemory makes a balancer with a flow table for the given number of flows, fills the table,
+// and measures its memory.
 func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err error) {
 	s := setup{kind: setupBalancer, family: ipv6, capacity: flows, content: knownFlows}
 	r, err := s.build()
@@ -64,7 +65,8 @@ func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err er
 	if err := r.fill(ctx, h, &s); err != nil {
 		return m, err
 	}
-	if err := r.balancer.Sweep(); err != nil { // which counts the flows; none has timed out yet
+	// The sweep counts the flows in the table. It removes none, because none has timed out yet.
+	if err := r.balancer.Sweep(); err != nil {
 		return m, err
 	}
 	after, err := r.view.Snapshot()

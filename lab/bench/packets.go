@@ -57,8 +57,8 @@ type measured struct {
 	benchCase
 	rig          *rig
 	program      *ebpf.Program // nil: the host program runs alone
-	sent         uint64        // number of packets so far
-	counted      uint64        // number of those that the program counted under the case's reason
+	sent         uint64        // number of packets so far, including those that warm the caches
+	counted      uint64        // number of sent packets that were counted under the case's reason
 	times        []float64     // ns per packet, of each measurement
 	instructions []float64     // per packet, of each measurement
 }
@@ -127,7 +127,8 @@ func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
 	return turn
 }
 
-// chooseCases returns the cases that the options select, and those that are always measured.
+// chooseCases returns the cases that the options select, and the base cases, which are always
+// measured. It returns an error if the options select no case.
 func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 	named := o.Case == nil // the expression matches the name of a case
 	for _, c := range allCases(o.Flows, o.Room) {
@@ -144,8 +145,8 @@ func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 }
 
 // prepareCases builds the setups of the cases, adds them to rigs, and finds the program of each
-// case. Setups with flow tables come last, because their flows age as soon as the tables are
-// filled. Hints do not age, because nothing sweeps them here.
+// case. It builds the setups with flow tables last, because their flows age from the time at which
+// the tables are filled. Hints do not age in a measurement, because nothing sweeps the hint tables.
 func prepareCases(
 	ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress,
 ) ([]*measured, error) {
@@ -167,7 +168,7 @@ func prepareCases(
 }
 
 // prepare finds the case's program. If no earlier case has the same setup, it first builds the
-// setup.
+// setup, fills its flow table, and adds it to rigs.
 func (m *measured) prepare(
 	ctx context.Context, h *host, rigs map[setup]*rig, progress Progress,
 ) (err error) {
@@ -197,7 +198,9 @@ func (m *measured) explain(err error) error {
 	return fmt.Errorf("%s, %s, %s, %d flows: %w", m.name, m.family, m.encapsulation, m.flows, err)
 }
 
-// round makes one measurement. Before it, the same number of packets warm the caches.
+// round makes one measurement of the case, and stores it in times and instructions. First it
+// changes the balancer's service for the case, if necessary, and sends the same number of packets
+// to warm the caches.
 func (m *measured) round(h *host, packets uint32) error {
 	if err := m.rig.serve(h, m.service); err != nil {
 		return err
@@ -247,7 +250,8 @@ func (m *measured) count() (uint64, error) {
 }
 
 // isOfNewFlows tells whether each packet is the first one of its flow, and enters the flow in the
-// flow table. Such cases have the reason of known flows, under which no packet should be counted.
+// flow table. The reason of such a case is that of known flows, but no packet should be counted
+// under it (requireCounted).
 func (c *benchCase) isOfNewFlows() bool {
 	name := strings.TrimRight(c.name, "0123456789")
 	names := []string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}
@@ -288,7 +292,7 @@ func summarize(cases []*measured) []PacketTime {
 			Rounds: len(m.times),
 		}
 		r.Net = r.Median - percentile(null[m.family].times, 50)
-		if own := percentile(m.instructions, 50); own > 0 {
+		if own := percentile(m.instructions, 50); own > 0 { // the processor counts instructions
 			net := own - percentile(null[m.family].instructions, 50)
 			r.Instructions = &net
 		}

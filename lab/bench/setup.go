@@ -123,10 +123,11 @@ func (s *setup) hasFlowTable() bool { return s.persistence == "" }
 // rig has the programs and tables of a setup that was built.
 type rig struct {
 	program *ebpf.Program // the program under test
-	// steps has programs with the same tables that end after a step, by step. loadStep loads one.
+	// steps has the loaded programs that end after a step, by the name of the step. They have the
+	// same tables as program. loadStep loads the program for a step.
 	steps    map[string]*ebpf.Program
 	loadStep func(step string) (*ebpf.Program, error)
-	balancer *balancer.Rehearsal // nil if the setup has none; then config, serves and view are not set
+	balancer *balancer.Rehearsal // nil without a balancer; then config, serves and view are not set
 	config   *desired.Balancer   // the balancer's present configuration
 	serves   service             // the only service in config
 	view     *inspect.View       // of the balancer's tables; nil with the reference program
@@ -217,6 +218,8 @@ func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), insta
 func (r *rig) loadBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, desired.TCP)
 	r.serves.servers = s.servers
+	// A persistence other than table is measured with placement hunt, until serve changes the
+	// service.
 	if r.serves.persistence = s.persistence; s.persistence != "" {
 		r.serves.placement = desired.PlacementHunt
 	}
@@ -232,7 +235,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	if s.kind == setupReference {
 		return r.loadReference(s.capacity)
 	}
-	if s.changed {
+	if s.changed { // the first service had the old servers; now other servers replace them
 		after := r.serves
 		after.changed = true
 		if err := r.apply(after); err != nil {
@@ -266,9 +269,9 @@ func balancerConfig(s *setup, serves service) *desired.Balancer {
 	}
 }
 
-// serviceConfig returns the configuration of a service. Servers have locators with all
-// encapsulations, so that flows keep their servers when the encapsulation changes: a tunnel without
-// segment routing leads to the first address of the locator.
+// serviceConfig returns the configuration of a service. Servers have locators even if the
+// encapsulation needs none: a tunnel without segment routing leads to the first address of the
+// locator. So flows keep their servers when the encapsulation changes.
 func serviceConfig(s service) desired.Service {
 	c := desired.Service{
 		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
@@ -277,7 +280,7 @@ func serviceConfig(s service) desired.Service {
 		Candidates:    3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
-	if persistence := s.persistence.Method(); persistence.Name != "" {
+	if persistence := s.persistence.Method(); persistence.Name != "" { // s names one
 		c.Persistence = s.persistence
 		if persistence.ByColumn {
 			c.Generations, c.History = persistence.Generations, desired.DefaultHistory
@@ -286,7 +289,7 @@ func serviceConfig(s service) desired.Service {
 			c.QUIC = quicForm()
 		}
 	}
-	if placement := s.placement.Method(); placement.Name != "" {
+	if placement := s.placement.Method(); placement.Name != "" { // s names one
 		c.Placement, c.Candidates = s.placement, placement.Candidates
 		if placement.ServersDecide {
 			c.Selection, c.Candidates = cmp.Or(s.selection, placement.Selections[0]), 2
@@ -306,7 +309,7 @@ func serviceConfig(s service) desired.Service {
 			}
 		}
 	}
-	if s.changed {
+	if s.changed { // the first servers get no new flows, and as many others take their places
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(0))
 		}
@@ -315,8 +318,8 @@ func serviceConfig(s service) desired.Service {
 	return c
 }
 
-// inferConfig returns the section infer with the defaults of a placement, but rare polls. It
-// returns nil if the placement has no such section.
+// inferConfig returns the section infer of a service with a placement. It has the placement's
+// defaults, except that polls are rare. It returns nil if the placement has no such section.
 func inferConfig(placement desired.PlacementMethod) *desired.Infer {
 	if !placement.Infers() {
 		return nil
@@ -338,15 +341,15 @@ func addServers(c *desired.Service, first, count int) {
 			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: new(uint32(1)),
 		}
 		if c.QUIC != nil {
-			server.QUICID = fmt.Sprintf("c460%02x", i)
+			server.QUICID = fmt.Sprintf("c460%02x", i) // quicCase has the ID of server 1
 		}
 		c.Servers = append(c.Servers, server)
 	}
 }
 
-// serve changes the balancer's only service for a case, unless it is the right one already. The
-// flows in the flow table stay. If the balancer sorts the service's servers by load reports, serve
-// also sends it a report of each server.
+// serve makes s the only service of the balancer. The flows in the flow table stay. If the balancer
+// orders the servers of s by load reports, serve also sends it a report of each server. It does
+// nothing if the rig has no balancer, or if the balancer has this service already.
 func (r *rig) serve(h *host, s service) error {
 	if r.balancer == nil || r.serves == s {
 		return nil
@@ -364,13 +367,13 @@ func (r *rig) serve(h *host, s service) error {
 func (r *rig) apply(s service) error {
 	next := *r.config
 	next.Services = []desired.Service{serviceConfig(s)}
-	isReference := r.program != r.balancer.Program()
+	isReference := r.program != r.balancer.Program() // the reference program must stay
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
 	if !isReference && r.program != r.balancer.Program() {
 		r.program = r.balancer.Program()
-		clear(r.steps) // to load them again: they may lack what the service needs
+		clear(r.steps) // upTo loads them again: the loaded ones may lack what the service needs
 	}
 	r.config, r.serves = &next, s
 	return nil
@@ -473,7 +476,7 @@ func (r *rig) loadShared(
 	spec *ebpf.CollectionSpec, program string, shared map[string]*ebpf.Map, variables map[string]any,
 ) (*ebpf.Program, error) {
 	defer closeMaps(shared)
-	for name, m := range shared {
+	for name, m := range shared { // a map can only replace one of the same size
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec,
@@ -490,7 +493,9 @@ func (r *rig) loadShared(
 	return collection.Programs[program], nil
 }
 
-// loadAgent makes an agent, without a daemon, and takes its program.
+// loadAgent makes the agent of server 1, without a daemon, and takes its program. If s.accept is
+// set, the service hunts: the agent accepts a connection while fewer connections than s.threshold
+// wait in the accept queue of an application, which loadAgent also starts.
 func (r *rig) loadAgent(s *setup) error {
 	cfg := &desired.Agent{
 		Node: desired.AgentNode{
@@ -553,9 +558,11 @@ func (r *rig) run(h *host, packets uint32) (c cost, err error) {
 // fillChunk is the number of flows that are entered between two checks of the context.
 const fillChunk = 1 << 20
 
-// fill enters flows into the flow table, from flow 0 on, as many as the setup's capacity. The cases
-// with known flows use the first ones. These are certainly in the table, because each flow is
-// confirmed before the next one is entered, so that later flows do not replace it.
+// fill enters flows into the flow table, or into the hint table, from flow 0 on, as many as the
+// setup's capacity. It enters none if the setup's content is noFlows. The cases with known flows
+// use the flows that were entered first. These are certainly in the flow table: a second packet
+// confirms each of them before the next one is entered, and later flows do not replace confirmed
+// ones.
 func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	switch {
 	case s.content == noFlows:
@@ -592,8 +599,9 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 }
 
 // fillHints enters flows into the hint table. For each flow, all servers signal that they have
-// accepted it, and then the client answers. One signal would do, but it must come from a server in
-// the flow's row of the candidate table: the balancer believes only those.
+// accepted the flow, and then the client answers. The signal of one server would be enough, but
+// only if the flow's row of the candidate table contains that server: the balancer ignores signals
+// of other servers.
 func (r *rig) fillHints(ctx context.Context, h *host, s *setup) error {
 	ack := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
 	ack.order = inTurn

@@ -16,8 +16,9 @@ import (
 // same order.
 var steps = []string{"parse", "classify", "lookup", "choose", "commit", "encapsulate", "count"}
 
-// newFlow begins the names of steps for packets of new flows. The programs that end after these
-// steps differ from those for known flows.
+// newFlow is the prefix of the names of steps for packets of new flows. For each step there are two
+// programs that end after it: one for known flows, and one for new flows, whose name has the
+// prefix.
 const newFlow = "new-"
 
 // agentSteps are the steps of an agent's program for an offer that the server accepts, in order.
@@ -37,7 +38,8 @@ func (r *rig) upTo(step string) (_ *ebpf.Program, err error) {
 	return r.steps[step], err
 }
 
-// loadBalancerStep loads a balancer's program that ends after a step. It uses the tables of the
+// loadBalancerStep loads a balancer's program that ends after a step. If the step's name begins
+// with newFlow, it is the program for packets of new flows. The program uses the tables of the
 // rig's balancer.
 func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
 	spec, err := loadSteps()
@@ -74,9 +76,10 @@ func (r *rig) loadAgentStep(step string, constants map[string]any) (*ebpf.Progra
 	if err != nil {
 		return nil, err
 	}
-	// A map whose name begins with a dot has the variables of a section. Both programs have such
-	// sections, but with different variables, because the compiler leaves out those that a program
-	// does not use. So they cannot share them, except for .data.vips, which is the same in both.
+	// A map whose name begins with a dot has the variables of a section. The agent's program and
+	// the step's program have the same sections, but with different variables, because the compiler
+	// leaves out the variables that a program does not use. So the programs cannot share these
+	// maps, except for .data.vips, which has the same content in both.
 	for name, m := range shared {
 		if strings.HasPrefix(name, ".") && name != ".data.vips" {
 			_ = m.Close()

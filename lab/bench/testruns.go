@@ -32,8 +32,8 @@ type testRuns struct {
 	options *ThroughputOptions
 }
 
-// newTestRuns builds the hosts and both setups, and fills the flow table of t.known. Even if it fails,
-// the caller must close the returned value.
+// newTestRuns builds the hosts and both setups, and fills the flow table of t.known. Even if it
+// fails, the caller must close the returned value.
 func newTestRuns(
 	ctx context.Context, cores int, options *ThroughputOptions,
 ) (t *testRuns, err error) {
@@ -102,7 +102,7 @@ type source struct {
 	program *ebpf.Program // nil: the host program alone
 	traffic traffic       // of the first core
 	known   float64       // the least share of packets that must be of known flows
-	apart   uint64        // the first flow of a core minus that of the core before
+	apart   uint64        // a core's first flow is so many after that of the core before it
 }
 
 // sourceOf returns the source of a way. For the ways with new flows, it also changes the balancer's
@@ -127,8 +127,8 @@ func (t *testRuns) sourceOf(way Way) (*source, error) {
 	return s, nil
 }
 
-// mix changes a source to new connections with a placement. Two of three packets are of known
-// flows.
+// mix changes a source to new connections that a balancer with this placement handles. Of the three
+// packets of a connection, the second and the third are of a known flow.
 func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) {
 	serves := usual(ipv6, desired.TCP)
 	serves.placement, serves.servers = placement, mixServers
@@ -183,8 +183,9 @@ func (t *testRuns) runAll(
 // needs.
 const trialPackets = 200_000
 
-// runOn runs the prepared program on a CPU for about the given duration. It returns the packets per
-// second of CPU time, and the number of packets with those of the trial.
+// runOn runs the prepared program on a CPU for about the given duration. A short trial first shows
+// how many packets that takes. runOn returns the packets per second of CPU time, without the trial,
+// and the number of packets, including those of the trial.
 func (h *host) runOn(cpu int, duration time.Duration) (rate float64, sent uint64, err error) {
 	runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
 	var set unix.CPUSet

@@ -112,7 +112,7 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 		i := slices.IndexFunc(results, func(t Throughput) bool {
 			return t.Way == way && t.Cores == cores
 		})
-		if i < 0 {
+		if i < 0 { // not measured
 			return math.NaN()
 		}
 		return results[i].Mean
@@ -121,8 +121,9 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 }
 
 // MeasureThroughput measures the packets per second of a balancer on different numbers of cores.
-// For the network ways it has generators in one network namespace, the balancer in a second, and a
-// program that drops all packets in a third. It needs root and idle cores.
+// For the network ways it makes three network namespaces: one for the generators, one for the
+// balancer, and one for a program that drops all packets. It needs root and idle cores. It returns
+// an error if the options ask for more cores than this process may use, or select no way.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
 	ways := options.ways()
@@ -148,7 +149,8 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	}
 	defer func() { err = errors.Join(err, runs.close()) }()
 
-	// The key of both maps is a Throughput with only Way and Cores. order has the keys in order.
+	// The key of both maps is a Throughput in which only Way and Cores are set. order has the keys
+	// in the order of the first round.
 	rates := map[Throughput][]float64{}
 	lost := map[Throughput]float64{}
 	var order []Throughput
@@ -380,7 +382,7 @@ func (b *testbed) config() *desired.Balancer {
 			Instance: b.instance, Interface: b.in.Name,
 			Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Limits: desired.Limits{
-				// A table of twice the size has room for nearly all flows.
+				// In a table of twice the number of flows, nearly all flows find room.
 				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))),
 				Servers: uint32(b.options.Servers),
 			},
@@ -438,8 +440,8 @@ func (b *testbed) enterFlows(core int) error {
 	return nil
 }
 
-// rotate gives each core another CPU. So, over the rounds, measurements of one core use all CPUs,
-// which may differ.
+// rotate gives each core another CPU for the next round. So the measurements with one core use all
+// CPUs in turn, because the speeds of CPUs may differ.
 func (b *testbed) rotate() {
 	b.cpus = append(b.cpus[1:], b.cpus[0])
 }
@@ -463,7 +465,8 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// take replaces the program on interface in by that of a way.
+// take replaces the program on interface in by the program of a way: one that drops packets, one
+// that passes them on, or the balancer's own.
 func (b *testbed) take(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)

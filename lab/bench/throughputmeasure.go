@@ -44,9 +44,9 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 	return rate, lost, err
 }
 
-// estimate returns the packets per second of a short trial, more than 0. On a busy machine, the
-// trial may be over before the generator has sent a packet. Then estimate makes a trial of twice
-// the time.
+// estimate returns the packets per second of a short trial. On a busy machine, the trial may be
+// over before the generator has sent a packet. Then estimate makes another trial of twice the
+// duration. It returns an error if no trial shorter than longest sends a packet.
 func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
 	const longest = 30 * time.Second
 	for duration := 200 * time.Millisecond; duration < longest; duration *= 2 {
@@ -64,7 +64,8 @@ func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
 }
 
 // attempt makes a measurement in which each generator sends count packets. It returns errEarly if a
-// generator ended too early.
+// generator ended too early. On the ways of the balancer, it returns an error if too few packets
+// were of known flows.
 func (b *testbed) attempt(
 	ctx context.Context, way Way, cores int, count uint64,
 ) (rate, lost float64, err error) {
@@ -125,8 +126,8 @@ func (b *testbed) sample(
 }
 
 // watch waits until packets arrive on all cores, and then measures the rate of arrivals for the
-// duration of a measurement. It returns errEarly if the context ends before. In the meantime it
-// sleeps, so that it takes no CPU time from the generators.
+// duration of a measurement. It returns errEarly if the context ends before that: then a generator
+// has ended. During the measurement it sleeps, so that it takes no CPU time from the generators.
 func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float64, error) {
 	first, start, err := b.awaitFlow(ctx, before, cores)
 	if err != nil {
@@ -148,8 +149,8 @@ func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float6
 // errEarly is the error if a generator ended before the end of the measurement.
 var errEarly = errors.New("the generators ended before enough was seen of them")
 
-// awaitFlow returns when packets arrive on the given number of cores. It returns the arrivals until
-// then, and the time.
+// awaitFlow waits until packets arrive on the given number of cores. It returns the arrivals by CPU
+// until then, and the present time. It returns errEarly if the context ends before.
 func (b *testbed) awaitFlow(
 	ctx context.Context, before []uint64, cores int,
 ) (first []uint64, start time.Time, err error) {

@@ -24,7 +24,8 @@ import (
 // ends.
 
 // workerProtocol is the version of the protocol. It must change when the present version could
-// misread the requests or answers of the previous version, or the other way around.
+// misread the requests or answers of the previous version, or when the previous version could
+// misread those of the present one.
 const workerProtocol = 1
 
 // workerArguments are the command-line arguments of a worker.
@@ -225,7 +226,7 @@ func (m *measured) programMeasured(h *host) *ebpf.Program {
 	return m.program
 }
 
-// identify returns the identity of a program.
+// identify returns the identity of a loaded program.
 func identify(program *ebpf.Program) (id programIdentity, err error) {
 	info, err := program.Info()
 	if err != nil {
@@ -256,7 +257,8 @@ func (w *worker) run(r *runRequest) (a answer, err error) {
 	return a, nil
 }
 
-// check returns an error if too many packets were not of the kind that their case measures.
+// check returns an error if too many packets were not of the kind that their case measures. It
+// skips cases that were not measured.
 func (w *worker) check() error {
 	for _, m := range w.cases {
 		if m.sent == 0 {

@@ -24,8 +24,8 @@ const (
 	// helloDeadline is the longest time until a process sends its hello. A worker sends it as soon
 	// as it has started.
 	helloDeadline = 30 * time.Second
-	// endDeadline is the longest time that a process may take to end when it should. Then it is
-	// killed.
+	// endDeadline is how long a process may take to end after it was asked to. After that time it
+	// is killed.
 	endDeadline = 30 * time.Second
 )
 
@@ -94,7 +94,7 @@ func (w *workerClient) greet(executable string) error {
 	silent := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
 	var first hello
 	err := w.out.Decode(&first)
-	if !silent.Stop() {
+	if !silent.Stop() { // the deadline has passed, and the process was killed
 		return fmt.Errorf("%s said nothing for %v: it is not a segue with `bench worker`",
 			executable, helloDeadline)
 	}
@@ -120,7 +120,8 @@ func (w *workerClient) withOutput(err error) error {
 	return err
 }
 
-// call sends a request and waits for the answer. Meanwhile it passes on the worker's progress.
+// call sends a request and waits for the answer. Until the answer comes, it calls progress with the
+// worker's progress. It returns an error if the answer has one, or if the worker ends.
 func (w *workerClient) call(r request, progress Progress) (answer, error) {
 	err := json.NewEncoder(w.in).Encode(r)
 	for err == nil {
@@ -167,8 +168,9 @@ func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	return *a.Cost, nil
 }
 
-// close ends the worker, and waits until it has removed its programs and tables. It returns the
-// error of ServeWorker, which also tells of measurements of the wrong packets.
+// close ends the worker, and waits until it has removed its programs and tables. It returns an
+// error if ServeWorker fails in the worker, for example because measurements had packets of a wrong
+// kind.
 func (w *workerClient) close() error {
 	_ = w.in.Close() // it may have ended already
 	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })

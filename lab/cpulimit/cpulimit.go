@@ -21,11 +21,12 @@ import (
 
 // period is the period of CFS bandwidth control: in each period, the kernel lets a group run until
 // it has used its quota. The shorter the period, the more a limited group behaves like one on a
-// slow CPU. In a long period, it would run at full speed and then stand still.
+// slow CPU. In a long period, the group would run at full speed until its quota is used, and then
+// stand still until the period ends.
 const period = 10 * time.Millisecond
 
-// A limit is a number of CPUs from Min to Max. Min is the kernel's smallest quota, 1 ms, in a
-// period.
+// A limit is a number of CPUs from Min to Max. Min is the kernel's smallest quota, 1 ms, divided by
+// the period.
 const (
 	Min = 0.1
 	Max = 1024.0
@@ -116,8 +117,8 @@ func write(dir, file, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Command returns a command that enters a group and then replaces itself by the given command. So
-// all processes of the given command are in the group from their start.
+// Command returns a shell command that moves its own process into a group, and then replaces itself
+// by the given command. So all processes of the given command are in the group from their start.
 func (h Hierarchy) Command(set, group string, command []string) []string {
 	processes := filepath.Join(h.root, set, group, "cgroup.procs")
 	return append([]string{"/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, processes}, command...)

@@ -27,6 +27,7 @@ type constantSource struct {
 	number float64 // of arrivals so far
 }
 
+// Next implements sim.Source. The arrivals never end by themselves.
 func (s *constantSource) Next() (next sim.Arrival, ok bool) {
 	next = sim.Arrival{At: s.number / s.rate, Class: -1}
 	s.number++

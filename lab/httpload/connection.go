@@ -27,7 +27,7 @@ const (
 	accepted                // the time at which a distant client would see the end of the handshake
 	requesting              // the response
 	returning               // the time at which a distant client would have the response
-	resting                 // the next request; if it is held idle, nothing
+	resting                 // the next request; an idle connection waits for nothing
 	closing                 // the server's end of the connection, after the response
 	closed                  // nothing
 )
@@ -35,8 +35,9 @@ const (
 // connection is a TCP connection to a target.
 type connection struct {
 	descriptor int // of the socket; -1 without one
-	// serial is the number of the connection. Events have it, so that events of an earlier
-	// connection with the same descriptor are ignored.
+	// serial is the number of the connection. Each event of epoll contains the serial of its
+	// connection. So the generator can ignore events of an earlier connection with the same
+	// descriptor.
 	serial int32
 	phase  phase
 	target *Target
@@ -49,7 +50,7 @@ type connection struct {
 	begun    time.Duration // when the handshake began; on a used connection, when the request was sent
 	deadline time.Duration // when the phase is over; only if position is not noDeadline
 	position int           // the index in generator.deadlines
-	place    int           // the index among the resting connections of the target
+	place    int           // in phase resting: the index among the target's resting connections
 }
 
 // dial opens a socket and begins the handshake. from is the client address, unless it is the zero

@@ -39,7 +39,9 @@ func (g *generator) nextClient() netip.Addr {
 	return g.Clients[g.client]
 }
 
-// handle reacts to events of a connection.
+// handle reacts to events of a connection. In phase connecting, it ends the handshake or fails.
+// After that it writes the rest of the request, and reads what has arrived, so far as the phase
+// permits.
 func (g *generator) handle(c *connection, events uint32) {
 	if c.phase == connecting {
 		if events&(unix.EPOLLOUT|broken) == 0 {
@@ -65,7 +67,8 @@ func (g *generator) handle(c *connection, events uint32) {
 	}
 }
 
-// connected handles the end of a handshake.
+// connected handles the end of a handshake. An idle connection then rests. Another connection sends
+// its request, but not before a distant client would see the end of the handshake.
 func (g *generator) connected(c *connection) {
 	if c.idle {
 		g.idle.opening--
@@ -79,8 +82,9 @@ func (g *generator) connected(c *connection) {
 	}
 }
 
-// travels puts a connection into a phase for as long as a reply would take to a distant client. It
-// returns false, and does nothing, if clients are not distant (Config.RoundTrip).
+// travels puts a connection into phase p, for as long as a reply would take to a distant client.
+// The phase ends in expire. If clients are not distant (Config.RoundTrip is nil), travels does
+// nothing and returns false.
 func (g *generator) travels(c *connection, p phase) bool {
 	if g.RoundTrip == nil {
 		return false
@@ -91,7 +95,7 @@ func (g *generator) travels(c *connection, p phase) bool {
 	return true
 }
 
-// request counts a new connection, and sends the first request on it.
+// request counts the handshake of a new connection, and sends the connection's request.
 func (g *generator) request(c *connection) {
 	g.results.connected(&c.request, g.now()-c.begun)
 	g.send(c, c.request, c.begun)
@@ -138,12 +142,14 @@ func (g *generator) received(c *connection, p []byte) {
 		case c.response.part == complete:
 			g.answered(c, g.KeepAlive && c.response.keeps && len(rest) == 0 && len(c.unsent) == 0)
 		}
-	case resting:
+	case resting: // also an idle connection: the server has nothing to answer
 		g.fail(c, Malformed, errors.New("bytes without a request"))
 	}
 }
 
-// ended handles the end of the stream: the server has closed the connection.
+// ended handles the end of the stream: the server has closed the connection. The end completes a
+// response whose body has no known length. Otherwise a request without a complete response fails. A
+// connection without such a request is only released.
 func (g *generator) ended(c *connection) {
 	switch {
 	case c.phase == requesting && c.response.end():
@@ -171,9 +177,10 @@ func (g *generator) answered(c *connection, reusable bool) {
 	}
 }
 
-// complete ends a request whose response is complete. A reusable connection then takes the request
-// that has waited longest, or rests. It is closed if that request has another target. Any other
-// connection waits until the server closes it.
+// complete ends a request whose response is complete. Then it decides about the connection. If the
+// server has closed the connection, complete releases it. If it is not reusable, it waits for the
+// server to close it. If no request waits for a connection, it rests. Otherwise, it takes the
+// request that has waited longest, or it is closed if that request has another target.
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()
 	r, response := c.request, &c.response
@@ -206,8 +213,9 @@ func (g *generator) complete(c *connection, reusable bool) {
 	}
 }
 
-// fail closes a connection on which something went wrong. If it has a request without an outcome,
-// the request fails.
+// fail closes a connection on which something went wrong. If the connection has a request without
+// an outcome, the request gets the outcome kind. An idle connection counts as failed if it was
+// being opened, and as lost if it was open.
 func (g *generator) fail(c *connection, kind Outcome, err error) {
 	phase, r, server := c.phase, c.request, c.response.server
 	if phase == connecting && c.idle {
@@ -228,7 +236,8 @@ func (g *generator) fail(c *connection, kind Outcome, err error) {
 	}
 }
 
-// finish counts the outcome of a request, and writes it to the log.
+// finish counts the outcome of a request. If the request is not of the warm-up, finish also writes
+// it to the log.
 func (g *generator) finish(r *request, o *outcome) {
 	g.results.finished(r, o)
 	if g.log != nil && r.measured {
@@ -260,7 +269,8 @@ func (g *generator) reset(c *connection) {
 	g.release(c)
 }
 
-// release closes a connection.
+// release closes a connection, and removes it from the lists and counts of the generator. An idle
+// connection that was open counts as lost.
 func (g *generator) release(c *connection) {
 	wasResting := c.phase == resting
 	g.deadlines.clear(c)

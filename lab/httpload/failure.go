@@ -46,7 +46,8 @@ var outcomesOf = map[unix.Errno]Outcome{
 }
 
 // outcomeOf returns the outcome of an error of a system call. connected tells whether the handshake
-// was complete: ETIMEDOUT is the kernel's error before and after it.
+// was complete. The kernel reports ETIMEDOUT during the handshake and later: the outcome is
+// ConnectTimeout during the handshake, and Timeout later.
 func outcomeOf(err error, connected bool) Outcome {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {

@@ -23,7 +23,8 @@ const (
 	linger = time.Second
 	// longestPause is the longest time until the generator notices that its context has ended.
 	longestPause = 50 * time.Millisecond
-	// mostDue is how many requests the generator sends before it looks for events of connections.
+	// mostDue is how many requests that are due the generator sends at most, before it handles
+	// events of connections again.
 	mostDue = 64
 	// mostOpening is how many idle connections are opened at the same time. It is less than the
 	// backlogs of common servers.
@@ -51,7 +52,7 @@ type generator struct {
 	source  sim.Source    // of the arrivals
 	next    sim.Arrival   // the next arrival; valid if more
 	more    bool          // there is a next arrival
-	over    bool          // the arrivals ended by themselves or at Requests, not at end
+	over    bool          // the arrivals ended by themselves or at Requests, before end
 	number  uint64        // of arrivals so far
 	demands *sim.Rand     // for the work of requests
 	choices *sim.Rand     // for their targets
@@ -68,16 +69,17 @@ type generator struct {
 	deadlines   deadlines                 // of connections
 	resting     map[*Target][]*connection // open connections that can take a request
 	waiting     []request                 // for a connection, the earliest first
-	open        int                       // number of connections, without the idle ones
+	open        int                       // number of connections for requests, in any phase
 	pending     int                       // number of requests without an outcome
-	client      int                       // index of the latest client address
+	client      int                       // index of the client address that was used last
 	idle        idleConnections
 
 	recorder *bufio.Writer // nil without Config.Record
 	log      *requestLog   // nil without Config.Log
 }
 
-// idleConnections counts the connections that are held open without requests.
+// idleConnections counts the connections that are held open without requests. begun counts all of
+// them. Each is being opened, is open, has failed to open, or was open and is lost.
 type idleConnections struct {
 	begun, opening, open, failed, lost int
 	err                                error // why the first one of the failed ones failed
@@ -147,8 +149,9 @@ func (c *Config) headers(t *Target) string {
 // now returns the time since the start of the generator.
 func (g *generator) now() time.Duration { return time.Since(g.start) }
 
-// run is the loop of the generator. It returns when all requests have an outcome, or the context
-// ends.
+// run opens the idle connections, and then sends the requests. It returns when the arrivals have
+// ended and all requests have an outcome, or when the context ends. If the context ends first, the
+// report is marked as interrupted.
 func (g *generator) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		now := g.now()
@@ -170,8 +173,8 @@ func (g *generator) run(ctx context.Context) error {
 	return nil
 }
 
-// openIdle begins to open further idle connections. It returns true when all were opened, or
-// failed.
+// openIdle begins to open further idle connections, so that up to mostOpening of them are being
+// opened. It returns true when each of Config.Idle connections is open or has failed.
 func (g *generator) openIdle() bool {
 	for g.idle.begun < g.Idle && g.idle.opening < mostOpening {
 		target := g.Targets[g.idle.begun%len(g.Targets)]
@@ -192,7 +195,8 @@ func (g *generator) begin(now time.Duration) {
 	g.advance()
 }
 
-// advance draws or reads the next arrival, if there is one.
+// advance draws the next arrival, or reads it from the trace. It sets more to false if the arrivals
+// have ended. It also sets over to true, unless they ended because of Config.Duration.
 func (g *generator) advance() {
 	if g.Requests > 0 && g.number == g.Requests {
 		g.more, g.over = false, true
@@ -214,7 +218,8 @@ func toDuration(seconds float64) time.Duration {
 	return time.Duration(math.Round(min(seconds, 1e9) * 1e9))
 }
 
-// sendDue takes up the requests that are due, at most mostDue of them.
+// sendDue makes the requests that are due, at most mostDue of them, and serves each. It does
+// nothing before the arrivals have begun.
 func (g *generator) sendDue(now time.Duration) {
 	if !g.started {
 		return
@@ -228,8 +233,9 @@ func (g *generator) sendDue(now time.Duration) {
 	}
 }
 
-// newRequest makes the request of the next arrival: it draws the target and the work. It also
-// writes the arrival to Config.Record.
+// newRequest makes the request of the next arrival, and draws its target. The query is that of the
+// trace. If the arrivals are not a trace, newRequest draws the work, and inserts it into the
+// target's query. It also writes the arrival to Config.Record.
 func (g *generator) newRequest() request {
 	due := g.dueTime()
 	g.number++
@@ -255,8 +261,9 @@ func (g *generator) newRequest() request {
 // scaled returns a time for Record or Log, in seconds.
 func (c *Config) scaled(d time.Duration) float64 { return d.Seconds() * cmp.Or(c.Scale, 1) }
 
-// serve sends a request on a resting connection, or opens a connection for it. At the limit of open
-// connections, the request waits.
+// serve sends a request on a resting connection to its target. If there is none, it opens a
+// connection for the request. At the limit of open connections, it first closes a resting
+// connection to another target. If there is none either, the request waits.
 func (g *generator) serve(r request) {
 	if resting := g.resting[r.target]; len(resting) > 0 {
 		c := resting[len(resting)-1]
@@ -272,7 +279,8 @@ func (g *generator) serve(r request) {
 	g.connect(&connection{target: r.target, request: r})
 }
 
-// serveWaiting serves requests that wait for a connection, until the limit of open connections.
+// serveWaiting serves requests that wait for a connection, the earliest first, until the limit of
+// open connections is reached. Requests wait only if there is such a limit.
 func (g *generator) serveWaiting() {
 	for len(g.waiting) > 0 && g.open < g.Connections {
 		next := g.waiting[0]
@@ -281,7 +289,8 @@ func (g *generator) serveWaiting() {
 	}
 }
 
-// closeResting closes any one of the resting connections. It returns false if there is none.
+// closeResting closes one of the resting connections, no matter which. It returns false if there is
+// none.
 func (g *generator) closeResting() bool {
 	for _, resting := range g.resting {
 		if len(resting) > 0 {
@@ -292,7 +301,8 @@ func (g *generator) closeResting() bool {
 	return false
 }
 
-// connect opens the socket of a connection, and begins the handshake.
+// connect opens the socket of a connection, and begins the handshake. If that fails at once, the
+// connection's request fails. A connection without a request (idle) counts as failed then.
 func (g *generator) connect(c *connection) {
 	c.phase, c.begun, c.position, c.descriptor = connecting, g.now(), noDeadline, -1
 	from := g.nextClient()
@@ -320,7 +330,8 @@ func (g *generator) connect(c *connection) {
 	g.deadlines.set(c, deadline)
 }
 
-// send sends a request on a connection. begun is when the generator began to serve the request.
+// send sends a request on a connection. begun is the time from which the exchange is measured: when
+// the handshake began, or on a connection that was open already, the present time.
 func (g *generator) send(c *connection, r request, begun time.Duration) {
 	c.phase, c.request, c.begun = requesting, r, begun
 	c.response.reset()
@@ -344,18 +355,21 @@ func (g *generator) write(c *connection, text []byte) {
 	c.unsent = append(c.unsent[:0], text[n:]...)
 }
 
-// expire handles the deadlines that have passed: those of connections, which depend on the phase,
-// and those of requests that wait for a connection.
+// expire handles the deadlines that have passed. What a deadline of a connection means depends on
+// the phase of the connection. In the phases accepted and returning, it is the time at which a
+// distant client would see what has happened. Requests that wait for a connection fail at their
+// timeout.
 func (g *generator) expire(now time.Duration) {
 	for len(g.deadlines) > 0 && g.deadlines[0].deadline <= now {
 		c := g.deadlines[0]
 		switch {
-		case c.phase == closing:
+		case c.phase == closing: // the server has not closed the connection within linger
 			g.reset(c)
 		case c.phase == accepted:
 			g.request(c)
 		case c.phase == returning:
 			g.complete(c, false)
+		// The deadline of a handshake is ConnectTimeout or Timeout, whichever ends first.
 		case c.phase == connecting && (c.idle || c.deadline < c.request.due+g.Timeout):
 			g.fail(c, ConnectTimeout,
 				fmt.Errorf("connect %s: no answer within %v", c.target.Address, g.ConnectTimeout))

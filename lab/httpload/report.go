@@ -88,13 +88,13 @@ type Server struct {
 	Name string `json:"server"`
 	// Responses counts all responses that named the server, also incomplete ones.
 	Responses uint64 `json:"responses"`
-	// Failed counts those of them whose request failed.
+	// Failed counts the responses whose request failed, for example because the status was wrong.
 	Failed  uint64 `json:"failed"`
 	Latency *Times `json:"latency"`
 }
 
-// Interval has the results of the requests that were due in an interval of the run. The first and
-// the last interval may be shorter than the others.
+// Interval has the results of the requests that were due in an interval of the run. Intervals have
+// the length Config.Every, but the first and the last interval may be shorter.
 type Interval struct {
 	From      float64 `json:"from"` // in seconds since the beginning of the arrivals, like To
 	To        float64 `json:"to"`
@@ -155,7 +155,8 @@ func (h histogram) distribution() []Point {
 	return points
 }
 
-// report summarises the results.
+// report summarises the results. It also summarises the intervals that are still open, so it is
+// called only once, at the end of the run.
 func (r *results) report(g *generator) *Report {
 	report := &Report{
 		Seed: g.Seed, From: g.Warmup.Seconds(), Interrupted: r.interrupted,
@@ -197,7 +198,8 @@ func (r *results) report(g *generator) *Report {
 	return report
 }
 
-// measured returns the length of the time after the warm-up in which requests were due.
+// measured returns the length of the time after the warm-up in which requests were due. It is
+// negative if the run ended during the warm-up.
 func (r *results) measured(g *generator) time.Duration {
 	switch {
 	case !g.started:

@@ -19,12 +19,12 @@ const (
 // response parses an HTTP/1.1 response (RFC 9112) piece by piece, as its bytes arrive.
 type response struct {
 	part   responsePart
-	text   []byte // of the head, or of a line of the chunked coding, as far as it has arrived
+	text   []byte // the incomplete head, or the incomplete line of the chunked coding
 	left   int64  // bytes of the body, or of the chunk, that are still to come
 	status int
 	server string // the value of the header that names the server
 	body   []byte // the beginning of the body; empty unless bodies are kept
-	keeps  bool   // the server keeps the connection open
+	keeps  bool   // the server will keep the connection open after the response
 }
 
 // responsePart is the part of a response to which the next byte belongs.
@@ -37,7 +37,7 @@ const (
 	chunkSize                // the line with the size of a chunk
 	chunk
 	chunkEnd // the end of line after a chunk
-	trailer
+	trailer  // the lines after the last chunk, up to an empty line
 	complete // the response is complete
 )
 
@@ -71,7 +71,7 @@ func (r *response) feed(p []byte, heads *headReader) (rest []byte, err error) {
 }
 
 // feedHead collects the head until the empty line at its end, and parses it. It returns the bytes
-// after the head.
+// after the head, or nothing if the head is not complete yet.
 func (r *response) feedHead(p []byte, heads *headReader) (rest []byte, err error) {
 	const emptyLine = "\r\n\r\n"
 	before := len(r.text)
@@ -111,7 +111,7 @@ func (r *response) parseHead(text []byte, heads *headReader) error {
 		r.part = complete
 	case parsed.ContentLength > 0:
 		r.part, r.left = sizedBody, parsed.ContentLength
-	default:
+	default: // the length is not known: the body ends with the connection, which cannot be kept
 		r.part, r.keeps = unsizedBody, false
 	}
 	return nil
@@ -137,7 +137,8 @@ func (r *response) feedBody(p []byte, keep bool) (rest []byte) {
 }
 
 // feedLine parses a line of the chunked coding: the size of a chunk, the end of line after a chunk,
-// or a line of the trailer (RFC 9112, section 7.1). It returns the bytes after the line.
+// or a line of the trailer (RFC 9112, section 7.1). It returns the bytes after the line. If the end
+// of the line has not arrived, it stores the beginning of the line, and returns nothing.
 func (r *response) feedLine(p []byte) (rest []byte, err error) {
 	before, rest, found := bytes.Cut(p, []byte("\n"))
 	if r.text = append(r.text, before...); len(r.text) > mostHead {
@@ -168,7 +169,8 @@ func (r *response) feedLine(p []byte) (rest []byte, err error) {
 	return rest, nil
 }
 
-// end tells whether the response is complete when its connection ends.
+// end is called when the connection ends. It returns whether the response is complete: a body
+// without a known length ends with the connection.
 func (r *response) end() bool {
 	if r.part == unsizedBody {
 		r.part = complete

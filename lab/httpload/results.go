@@ -30,8 +30,9 @@ type outcome struct {
 	kind   Outcome
 	err    error  // of a failure
 	server string // the name of the server that answered; empty if it is not known
-	// latency is the time since the request was due, and exchange the time since the generator
-	// began to serve it. Only those of requests that succeeded count.
+	// latency is the time since the request was due. exchange is the time since its handshake began
+	// or, on an open connection, since it was sent. Only the times of requests that succeeded
+	// count.
 	latency, exchange time.Duration
 }
 
@@ -53,7 +54,7 @@ type results struct {
 
 	zero     time.Duration // when the arrivals began
 	lastDue  time.Duration // when the latest request was due
-	cpu      cpuTimes      // when the arrivals began
+	cpu      cpuTimes      // used until the arrivals began
 	progress progressMeter
 }
 
@@ -72,7 +73,7 @@ func newHistogram(digits int) histogram {
 	return histogram{hdrhistogram.New(1, longest, digits)}
 }
 
-// add counts a time.
+// add counts a time. A negative time counts as 0, and a time above longest as longest.
 func (h histogram) add(d time.Duration) {
 	_ = h.RecordValue(min(max(int64(d), 0), longest)) // in range, so there is no error
 }
@@ -92,7 +93,8 @@ func (r *results) begin(zero time.Duration) {
 	r.progress.begin(zero)
 }
 
-// arrived counts a request that the generator takes up. late is the time since it was due.
+// arrived counts a request that the generator takes up. late is the time since the request was due.
+// A request of the warm-up counts only for the progress.
 func (r *results) arrived(q *request, late time.Duration) {
 	r.progress.sent++
 	r.lastDue = q.due
@@ -112,7 +114,7 @@ func (r *results) connected(q *request, took time.Duration) {
 	}
 }
 
-// finished counts the outcome of a request.
+// finished counts the outcome of a request. A request of the warm-up counts only for the progress.
 func (r *results) finished(q *request, o *outcome) {
 	if o.kind == Succeeded {
 		r.progress.latency.add(o.latency)
@@ -183,6 +185,7 @@ func (i *intervals) arrived(at time.Duration) {
 	number := int(at / i.every)
 	o := i.open[number]
 	if o == nil {
+		// The first request of an interval shows that the earlier intervals are over.
 		for earlier := range i.open {
 			i.close(earlier)
 		}
@@ -213,7 +216,7 @@ func (i *intervals) finished(at time.Duration, outcome *outcome) {
 	} else {
 		o.Failed++
 	}
-	if i.open[number+1] != nil { // the interval is over
+	if i.open[number+1] != nil { // the interval is over, and this may have been its last outcome
 		i.close(number)
 	}
 }
@@ -233,8 +236,9 @@ func (i *intervals) summarise(number int) {
 	i.done = append(i.done, o.Interval)
 }
 
-// between returns all intervals of a part of the run in order, including those without requests. It
-// cuts off what the first and the last interval have outside of this part.
+// between returns all intervals from begin to end in order, including those without requests. The
+// first one begins at begin, and the last one ends at end, even if the intervals of the run begin
+// and end at other times. It returns nil if there are no intervals.
 func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 	if i.every == 0 || len(i.done) == 0 {
 		return nil

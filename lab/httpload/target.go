@@ -96,7 +96,8 @@ func resolve(ctx context.Context, u *url.URL) (address netip.AddrPort, err error
 	return netip.AddrPortFrom(host.Unmap(), uint16(port)), nil
 }
 
-// parseTemplate splits a path with its query into text and placeholders.
+// parseTemplate splits a path with its query string into texts and placeholders. It returns an
+// error for unknown placeholders, and for characters that a request target must not have.
 func parseTemplate(path string) (parts []part, err error) {
 	for path != "" {
 		before, after, found := strings.Cut(path, "{")
@@ -130,8 +131,9 @@ func checkTarget(text string) error {
 	return nil
 }
 
-// requestTarget returns the request target of a query in a trace, which is a URL or the request
-// target itself.
+// requestTarget returns the request target of a query in a trace. The query is a URL or a request
+// target. Of a URL, the result is the path with the query string, or / if the URL has no path. It
+// returns an error if the query is neither, or has characters that a request target must not have.
 func requestTarget(query string) (string, error) {
 	path := query
 	for _, scheme := range []string{"http://", "https://"} {
@@ -159,7 +161,8 @@ func (t *Target) HasDemand() bool {
 // isBare tells whether the URL has no path and no query.
 func (t *Target) isBare() bool { return len(t.parts) == 1 && t.parts[0].text == "/" }
 
-// query returns the request target of a request: the target's parts with the values of the request.
+// query returns the request target of a request. Placeholders are replaced by the number of the
+// request and its work, demand.
 func (t *Target) query(number uint64, demand time.Duration) string {
 	if len(t.parts) == 1 && t.parts[0].placeholder == noPlaceholder {
 		return t.parts[0].text

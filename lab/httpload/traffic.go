@@ -37,8 +37,8 @@ type Config struct {
 
 	// Arrivals are the times at which requests are due. A trace ends by itself.
 	Arrivals sim.Arrivals
-	// Duration is the time after which the arrivals end, and Requests their largest number. 0 means
-	// no limit.
+	// Duration is the time after which the arrivals end. Requests is the largest number of
+	// arrivals. 0 means no limit.
 	Duration time.Duration
 	Requests uint64
 	// Warmup is the time at the beginning of the run whose requests do not count in the report.
@@ -98,7 +98,8 @@ type Expectation struct {
 	Body *regexp.Regexp
 }
 
-// check returns Succeeded if a complete response is as expected, or else how it differs.
+// check returns Succeeded if a complete response is as expected. Otherwise it returns WrongStatus
+// or WrongContent.
 func (e *Expectation) check(r *response) Outcome {
 	switch {
 	case len(e.Status) == 0 && (r.status < 200 || r.status > 399),

@@ -208,7 +208,7 @@ func (c *Config) variables(frame []byte) map[string]any {
 	return map[string]any{
 		pktgenVarPacket:       words,
 		pktgenVarPacketWords:  uint32(len(frame) / 8),
-		pktgenVarSource:       uint32(sourceEnd - 4),
+		pktgenVarSource:       uint32(sourceEnd - 4), // the last 32 bits of the source address
 		pktgenVarPort:         uint32(transport),
 		pktgenVarChecksum:     uint32(checksum),
 		pktgenVarIpv4Checksum: uint32(headerChecksum),
@@ -269,7 +269,7 @@ func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 		if err != nil || sent >= limit {
 			return err
 		}
-		if g.cfg.Rate == 0 { // with a rate, the program drops frames that are not due, so it needs more
+		if g.cfg.Rate == 0 { // with a rate, one packet takes several frames: those too early are dropped
 			frames = uint32(min(uint64(frames), limit-sent))
 		}
 		start := time.Now()

@@ -81,7 +81,8 @@ func (a *author) sentence() string {
 	return text + "."
 }
 
-// paragraph returns three to seven sentences, every other time with a source.
+// paragraph returns three to seven sentences. With a probability of one half, a source follows
+// them.
 func (a *author) paragraph() string {
 	var sentences []string
 	for range 3 + a.r.IntN(5) {
@@ -94,7 +95,8 @@ func (a *author) paragraph() string {
 	return strings.Join(sentences, " ") + "\n"
 }
 
-// section writes a heading, paragraphs, and perhaps a list, a table or a note.
+// section writes a heading and one to three paragraphs. In half of the sections, a list, a table or
+// a note follows.
 func (a *author) section() {
 	fmt.Fprintf(a, "\n== %s ==\n", capital(a.words(2)))
 	for range 1 + a.r.IntN(3) {

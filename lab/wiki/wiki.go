@@ -24,8 +24,8 @@ const MaxPages = 100_000
 const (
 	medianSize = 3000   // in bytes
 	deviation  = 1.1    // the standard deviation of the size's natural logarithm
-	leastSize  = 300    // smaller sizes are raised to this one
-	mostSize   = 60_000 // larger sizes are lowered to this one
+	leastSize  = 300    // a smaller size that is drawn becomes this one
+	mostSize   = 60_000 // a larger size that is drawn becomes this one
 )
 
 // The rank of a word or page is its place in the order of popularity. By Zipf's law, rank k is
@@ -113,8 +113,9 @@ func size(r *rand.Rand) int {
 	return int(min(max(drawn, leastSize), mostSize))
 }
 
-// zipf draws ranks by Zipf's law. Element k is the sum of the weights of the ranks up to k, where
-// the most popular rank is 0. (The Zipf of math/rand needs an exponent above 1.)
+// zipf draws ranks by Zipf's law. Ranks count from 0 here, and rank 0 is the most popular one.
+// Element k of a zipf is the sum of the weights of the ranks 0 to k. (The Zipf of math/rand needs
+// an exponent above 1.)
 type zipf []float64
 
 // newZipf returns the distribution of n ranks.
@@ -128,7 +129,8 @@ func newZipf(n int, exponent float64) zipf {
 	return z
 }
 
-// draw draws a rank, from 0.
+// draw draws a rank: the first one whose sum of weights is at least a random share of the whole
+// sum.
 func (z zipf) draw(r *rand.Rand) int {
 	return sort.SearchFloat64s(z, r.Float64()*z[len(z)-1])
 }
