@@ -145,7 +145,7 @@ func (p *policy) lookup(target netip.Addr) found {
 		}
 		switch rule.action {
 		case unix.FR_ACT_GOTO:
-			if to := p.ruleAt(rule.jump); to > i {
+			if to := p.ruleAt(rule.jump); to > i { // a jump leads forward only
 				i = to - 1 // the loop adds 1
 			}
 		case unix.FR_ACT_BLACKHOLE, unix.FR_ACT_UNREACHABLE, unix.FR_ACT_PROHIBIT:
@@ -162,7 +162,8 @@ func (p *policy) lookup(target netip.Addr) found {
 	return nowhere
 }
 
-// ask makes the kernel look up an address.
+// ask makes the kernel look up an address. If the kernel has no usable route, or refuses the
+// request, the result is nowhere.
 func ask(target netip.Addr) found {
 	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
 	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{

@@ -64,8 +64,9 @@ var errFull = errors.New("the store is full (etcdctl alarm list)")
 // errNoAnswer tells that the store has not answered a request in its time.
 var errNoAnswer = errors.New("no answer in time")
 
-// describe returns a short error that says why a request has failed. began is when the request
-// began: the client's log may have an error of an earlier request.
+// describe returns a short error that says why a request has failed. If the request has timed out,
+// this is the last error in the client's log. began is when the request began: an earlier error in
+// the log belongs to another request.
 func (c *causes) describe(err error, began time.Time) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):

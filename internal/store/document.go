@@ -149,8 +149,8 @@ func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
 }
 
 // WithOverridesOf returns the tree with the overrides of another tree, even those that Document
-// cannot read. If the tree itself has a service that an override adds, the override must no longer
-// add it, or the servers that came with it.
+// cannot read. If the tree itself has a service that an override adds, WithOverridesOf makes this
+// override add nothing, and also the overrides of the servers that were added with the service.
 func (t Tree) WithOverridesOf(other Tree) Tree {
 	next, _ := t.WithOverrides(nil) // without overrides there is no error
 	for key, value := range other {
@@ -330,9 +330,9 @@ func without(fields map[string]any, names ...string) map[string]any {
 // drainedField is the field of a server that tells whether the server is drained.
 const drainedField = "drained"
 
-// withDrainsOf returns the tree with one difference: a server is drained if it is drained in a
-// later tree. Balancers follow drains of a change before the change is released, because a drain
-// does not change a set of servers.
+// withDrainsOf returns the tree with one difference: a server that a later tree has, too, is
+// drained or not as it is in the later tree. Balancers follow drains of a change before the change
+// is released, because a drain does not change a set of servers.
 func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 	result := maps.Clone(t)
 	for _, c := range t.changesTo(later) {

@@ -45,8 +45,8 @@ func bothServing(before, after Tree) (had, has desired.Serving, err error) {
 	return first.serving(), second.serving(), nil
 }
 
-// serving returns the servers of the content. It applies the overrides itself, because no balancer
-// may be able to follow the content.
+// serving returns the servers of the content, and tells for each whether it takes new flows. It
+// applies the overrides itself, so it also works for a content that no balancer can follow.
 func (d *Document) serving() desired.Serving {
 	servers := map[string]map[string]desired.Fields{}
 	for _, service := range d.Services {

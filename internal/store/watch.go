@@ -125,7 +125,7 @@ func (l *link) answered(lost int64) {
 	l.lost.Store(lost)
 }
 
-// holds tells that no connection was lost since the last answer.
+// holds tells whether no connection was lost since the last answer.
 func (l *link) holds() bool { return l.connections.lost() == l.lost.Load() }
 
 // receive applies the events of a watch to the content n, and emits it, until the watch ends.
