@@ -31,9 +31,10 @@ const (
 // earlier candidates wrote into their segments, in the order of travel. A candidate that wrote no
 // load is Unknown.
 //
-// A candidate with free capacity accepts. A last candidate without free capacity compares its load
-// with those of the earlier candidates. If one of them has a lower load, it sends the connection
-// back to the least loaded one, or to the first of several such. So there are no wrongful refusals
+// A candidate with free capacity accepts. Without free capacity, every candidate but the last
+// passes the connection on. The last candidate compares its load with those of the earlier
+// candidates. If one of them has a lower load, it sends the connection back to the least loaded
+// one, or to the first of several such. Otherwise it accepts. So there are no wrongful refusals
 // (6LB, section V-E), at the cost of at most one more hop. Loads are compared per unit of capacity,
 // including the new connection. So of a small and a large server that are both just full, the large
 // one has the lower load.

@@ -129,7 +129,8 @@ func has(m *ebpf.Map, key any) (bool, error) {
 }
 
 // decisions makes dry runs of the agent's program, for each function and with or without another
-// server left. It returns the decisions, and sets the answers of the trace.
+// server left. It returns the decisions, and sets the answers of the trace. If the server has no
+// locator, there are neither decisions nor answers.
 func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
 	if v.dry == nil {
 		if v.dry, err = newDryRun(v.program); err != nil {
@@ -139,7 +140,7 @@ func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
 	for _, function := range tracedFunctions {
 		for _, last := range []bool{false, true} {
 			frame, ok, err := v.dry.frame(question{t.Client, t.VIP, function, last})
-			if !ok {
+			if !ok { // the server has no locator, or the frame cannot be made
 				return nil, err
 			}
 			decision, err := v.dry.decide(frame)

@@ -95,7 +95,8 @@ func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 	d.served = time.Time{}
 }
 
-// due returns when the VIP may be announced, if it is served from now on.
+// due notes that the VIP is served now. It returns when the route may be announced, if the VIP is
+// served until then: now, if the route was never withdrawn.
 func (d *damping) due(now time.Time, holdDown time.Duration) time.Time {
 	if d.withdrawals == 0 {
 		return now

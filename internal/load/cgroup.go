@@ -39,7 +39,8 @@ func NewCgroup(path string) *Cgroup {
 // errFirst is the error of the first Read of a group.
 var errFirst = errors.New("no interval has passed yet")
 
-// Read returns the load. It is an error if it is the first Read of the group.
+// Read returns the load. It returns an error if the files of the group cannot be read. It also
+// returns an error if there is no earlier reading of the same group to compare with.
 func (c *Cgroup) Read() (Load, error) {
 	l, err := c.read()
 	if err != nil {
@@ -51,7 +52,7 @@ func (c *Cgroup) Read() (Load, error) {
 func (c *Cgroup) read() (Load, error) {
 	now, err := takeSample(c.path)
 	if err != nil {
-		c.last = sample{}
+		c.last = sample{} // a group that comes back begins anew
 		return Load{}, err
 	}
 	capacity, err := cpus(c.path)

@@ -40,8 +40,9 @@ type Header struct {
 	FragmentOffset int
 }
 
-// FinalDestination returns the address to which the packet is finally delivered: the last segment,
-// if it is an inserted segment routing header, or else the destination.
+// FinalDestination returns the address to which the packet is finally delivered. If the packet has
+// an inserted segment routing header with segments left, this is the last segment. Otherwise it is
+// the destination.
 func (h Header) FinalDestination() netip.Addr {
 	if h.SRH != nil && h.SRH.SegmentsLeft > 0 && !h.carriesIP() {
 		return h.SRH.Segments[0]

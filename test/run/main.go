@@ -417,7 +417,7 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	fmt.Printf("again, because the race detector itself failed: %s\n", strings.Join(broken, ", "))
 	again, againErr := t.runOnce(ctx, broken)
 	if len(r.failures) == 0 {
-		err = nil
+		err = nil // all failures were those of the race detector
 	}
 	r.add(again)
 	return r, errors.Join(err, againErr)
@@ -430,7 +430,9 @@ const mostRepeated = 5
 // repeat runs the failed tests of the tier once more, one at a time. Nothing else of the run is
 // running then. On a shared machine, a test may get no processor for seconds, and fail. A test that
 // passes now counts as passed, but is flaky: the end of the output shows how it failed the first
-// time. err is the tier's error before. repeat returns the error after.
+// time. repeat repeats nothing if more than mostRepeated tests have failed, or if a test has
+// crashed. err is the tier's error before the repetition. repeat returns nil if no failure is left,
+// and otherwise err.
 func (t tier) repeat(ctx context.Context, r *result, err error) error {
 	tests := r.failedTests()
 	if len(tests) == 0 || len(tests) > mostRepeated || r.hasCrashed() {
@@ -453,6 +455,8 @@ func (t tier) repeat(ctx context.Context, r *result, err error) error {
 }
 
 // runOnce tests packages. It reports each package to standard output when the package has finished.
+// It returns an error if a test or `go test` itself fails, if no test has run, or if it is
+// interrupted.
 func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (result, error) {
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")

@@ -184,6 +184,7 @@ func report(events io.Reader, w io.Writer, used *usage) (result, error) {
 				p.endTest(e, text, w)
 				continue
 			}
+			// The package has ended.
 			for _, test := range unfinished(output, e.Package) {
 				died := event{Action: "fail", Package: e.Package, Test: test}
 				p.endTest(died, string(output[[2]string{e.Package, test}]), w)

@@ -207,7 +207,8 @@ func (s *server) accuse(through *server) {
 }
 
 // decide uses the result of a call to this server itself. If the server answers, calls to it that
-// had no answer failed by the fault of the servers through which they went.
+// had no answer failed by the fault of the servers through which they went, and decide counts them
+// for these servers. In any case, decide then forgets the accused.
 func (s *server) decide(answers bool, all *service) {
 	if answers {
 		for _, through := range s.accused {
