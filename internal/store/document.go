@@ -190,8 +190,8 @@ func (t Tree) isAdopted(key string) bool {
 	return server == "" || len(servers) == 0
 }
 
-// dropAdd makes the override at a key add nothing. What it sets stays. An override that cannot be
-// read stays as it is.
+// dropAdd makes the override at a key add nothing. What the override sets stays. If it sets
+// nothing, dropAdd deletes the key. An override that cannot be read stays as it is.
 func (t Tree) dropAdd(key string) {
 	o, err := t.override(key)
 	if err != nil || o.Add == nil {
@@ -243,6 +243,7 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 		}
 	}
 	removed := map[int]bool{} // the indexes in all of added servers that another override removes
+	// all has the added servers now. Add the overrides themselves.
 	for _, o := range overrides {
 		i, isAdded := added[overrideKey(o.Service, o.Server)]
 		switch {
@@ -250,7 +251,7 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 			removed[i] = true
 		case isAdded: // the server has one override already, so it must also have what o sets
 			all[i].Set = o.Set
-		case len(t.addedServers(o)) > 0:
+		case len(t.addedServers(o)) > 0: // the service stays in its override, but not its servers
 			o.Add = without(o.Add, "servers")
 			o.Add["servers"] = []any{}
 			all = append(all, o)

@@ -55,7 +55,7 @@ func (s *Store) watch(ctx context.Context, emit func(*Snapshot), reachable func(
 		if ctx.Err() != nil {
 			return
 		}
-		if !errors.Is(err, errReadAnew) {
+		if !errors.Is(err, errReadAnew) { // errReadAnew does not say that the store is unreachable
 			reachable(err)
 		}
 		if hasAnswered {

@@ -101,7 +101,7 @@ func dissection(tree map[string]any, fields []string) Dissection {
 	}
 	for _, name := range checksumStatus {
 		for _, status := range all[name] {
-			if status != "1" {
+			if status != "1" { // 1: the checksum is right
 				d.Problems = append(d.Problems, fmt.Sprintf("%s is %s", name, status))
 			}
 		}

@@ -21,8 +21,8 @@ import (
 )
 
 // Cluster is a cluster of several members. Each runs in a network namespace of its own. A bridge in
-// another namespace connects them. Clients reach a member by Dial, and so by a Proxy, whether or not
-// it reaches the others.
+// another namespace connects them. Clients reach a member by Dial, and so by a Proxy, even if the
+// member does not reach the others.
 type Cluster struct {
 	Members []*Server
 
@@ -116,7 +116,8 @@ func (c *Cluster) Leader() *Server {
 	return nil
 }
 
-// leads tells whether a member is the leader of a majority: without one, it answers no read.
+// leads tells whether a member is the leader of a majority. A leader that has lost its majority
+// does not answer reads.
 func (c *Cluster) leads(m *Server) bool {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(c.t.Context()), time.Second)
 	defer cancel()
