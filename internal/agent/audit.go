@@ -216,7 +216,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	}
 	marked, unmarked := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
 	err = a.sockets.each(func(s diagSocket) {
-		switch {
+		switch { // other sockets are half-open, or are marked for the other half
 		case s.mark == nil && s.isEstablished():
 			unmarked[countKey(s.local)]++
 		case s.mark != nil && uint32(s.mark.Half) == half:
@@ -231,7 +231,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 		return found, err
 	}
 	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
-	for key, was := range before {
+	for key, was := range before { // a service that is not in both readings is left out
 		if is, ok := after[key]; ok {
 			// There should be is.Open to was.Open marked sockets.
 			found.drifts[key] = drift{is.Open[half] - marked[key], was.Open[half] - marked[key]}

@@ -51,7 +51,7 @@ func (a *Agent) polledLoad(s poll.Service) (l poll.Load, ok bool) {
 	}
 	l = poll.Load{Busy: now.Busy, Capacity: now.Capacity}
 	if l.Capacity == accept.NoCapacity {
-		l.Capacity = 0 // how an answer says that there is no capacity
+		l.Capacity = 0 // in an answer: the capacity is not known
 	}
 	return l, true
 }

@@ -299,7 +299,7 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 		was, exists := old[p.Address]
 		delete(old, p.Address)
 		if exists && reflect.DeepEqual(was, *p) && password == before.passwords[p.Address] {
-			continue
+			continue // nothing has changed: the session continues
 		}
 		if exists {
 			a.log.Info("bgp session is reset: the configuration of the peer has changed", "peer", p.Address)
@@ -313,7 +313,7 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 		}
 		a.mu.Unlock()
 	}
-	for address := range old {
+	for address := range old { // the peers that the present plan no longer has
 		problems = errors.Join(problems, a.speaker.removePeer(ctx, address))
 		a.mu.Lock()
 		delete(a.peers, address)
@@ -552,7 +552,7 @@ func (a *Announcer) store() error {
 	return atomicfile.Write(a.file, []byte("segue undrain --self removes this file.\n"), 0o644)
 }
 
-// State returns the present state.
+// State returns the present state. It returns an error if the speaker cannot list its sessions.
 func (a *Announcer) State(ctx context.Context) (*State, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -49,6 +49,7 @@ func (c *Cgroup) Read() (Load, error) {
 	return l, nil
 }
 
+// read does the work of Read. Its errors do not name the group.
 func (c *Cgroup) read() (Load, error) {
 	now, err := takeSample(c.path)
 	if err != nil {
@@ -63,7 +64,7 @@ func (c *Cgroup) read() (Load, error) {
 	c.last = now
 	elapsed := now.at.Sub(last.at).Microseconds()
 	if now.inode != last.inode || now.usage < last.usage || elapsed <= 0 {
-		return Load{}, errFirst
+		return Load{}, errFirst // last is not an earlier sample of the same group
 	}
 	busy := float64(now.usage-last.usage) / float64(elapsed)
 	return Load{Busy: milli(busy), Capacity: max(1, milli(capacity))}, nil

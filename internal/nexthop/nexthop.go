@@ -239,7 +239,7 @@ func (r *Resolver) resolve() (Update, error) {
 	problems := map[netip.Addr]string{}
 	for _, target := range r.targets {
 		f := r.found[target]
-		for _, way := range f.ways {
+		for _, way := range f.ways { // the first error is enough
 			f.err = cmp.Or(f.err, failures[way])
 		}
 		hop, ok := r.hop(kernel, f)
@@ -251,7 +251,7 @@ func (r *Resolver) resolve() (Update, error) {
 			}
 		case f.err != nil:
 			now.Problems[target] = f.err.Error()
-		default:
+		default: // the kernel keeps asking for the neighbours, and none has answered yet
 			now.Problems[target] = fmt.Sprintf("%s does not answer on %s", f.ways[0].address,
 				kernel.links[f.ways[0].ifindex].Name)
 		}

@@ -113,7 +113,8 @@ func complete(layer gopacket.Layer) bool {
 	return len(layer.LayerContents()) > 0
 }
 
-// add adds the fields of a layer to the packet.
+// add adds the fields of a layer to the packet. An extension header changes the last IP header. add
+// ignores layers of other types.
 func (p *Packet) add(layer gopacket.Layer) error {
 	switch l := layer.(type) {
 	case *layers.Ethernet:
@@ -147,6 +148,7 @@ func (p *Packet) add(layer gopacket.Layer) error {
 	return nil
 }
 
+// addIPv4 adds an IPv4 header. It returns an error if the packet is shorter than the header says.
 func (p *Packet) addIPv4(l *layers.IPv4) error {
 	p.Headers = append(p.Headers, Header{
 		Source: netip.AddrFrom4([4]byte(l.SrcIP)), Destination: netip.AddrFrom4([4]byte(l.DstIP)),
@@ -157,6 +159,7 @@ func (p *Packet) addIPv4(l *layers.IPv4) error {
 	return checkLength(int(l.Length), len(l.Contents)+len(l.Payload))
 }
 
+// addIPv6 adds an IPv6 header. It returns an error if the packet is shorter than the header says.
 func (p *Packet) addIPv6(l *layers.IPv6) error {
 	p.Headers = append(p.Headers, Header{
 		Source: netip.AddrFrom16([16]byte(l.SrcIP)), Destination: netip.AddrFrom16([16]byte(l.DstIP)),
@@ -177,6 +180,8 @@ func checkLength(announced, present int) error {
 	return nil
 }
 
+// addRouting adds a segment routing header to the last IP header. Of a routing header of another
+// type, it only takes the protocol that follows.
 func (p *Packet) addRouting(l *layers.IPv6Routing) error {
 	h := p.last()
 	h.Protocol = l.NextHeader

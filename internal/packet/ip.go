@@ -85,6 +85,8 @@ func parseIP(p []byte, version int) (ipHeader, error) {
 	return ip, nil
 }
 
+// parseIPv4 reads the IPv4 header at the start of p. It returns an error if p is too short for a
+// header, or if the lengths in the header contradict each other.
 func parseIPv4(p []byte) (ipHeader, error) {
 	if len(p) < ipv4Length {
 		return ipHeader{}, fmt.Errorf("%d bytes of an IPv4 header: %w", len(p), ErrTruncated)
@@ -106,6 +108,8 @@ func parseIPv4(p []byte) (ipHeader, error) {
 	return ip, nil
 }
 
+// parseIPv6 reads the IPv6 header at the start of p. It returns an error if p is too short for a
+// header.
 func parseIPv6(p []byte) (ipHeader, error) {
 	if len(p) < ipv6Length {
 		return ipHeader{}, fmt.Errorf("%d bytes of an IPv6 header: %w", len(p), ErrTruncated)

@@ -23,7 +23,7 @@ type Document struct {
 }
 
 // Document returns the tree as a document. It returns an error that names the first key with an
-// invalid name or value.
+// invalid name or value, or a service that has servers but no key of its own.
 func (t Tree) Document() (*Document, error) {
 	d := &Document{}
 	services := map[string]desired.Fields{}
@@ -60,7 +60,7 @@ func (t Tree) Document() (*Document, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(services)) {
 		list := servers[name]
-		if list == nil {
+		if list == nil { // a service without servers has an empty list
 			list = []any{}
 		}
 		services[name]["servers"] = list

@@ -54,7 +54,7 @@ func (d *Document) serving() desired.Serving {
 	}
 	for _, o := range d.Overrides {
 		of := servers[o.Service]
-		switch {
+		switch { // other overrides neither add nor remove a service
 		case o.Server == "" && o.Remove:
 			delete(servers, o.Service)
 		case o.Server == "" && o.Add != nil && of == nil:
@@ -65,7 +65,7 @@ func (d *Document) serving() desired.Serving {
 	for _, o := range d.Overrides {
 		of := servers[o.Service]
 		switch {
-		case o.Server == "" || of == nil:
+		case o.Server == "" || of == nil: // not of a server, or its service does not exist
 			continue
 		case o.Remove:
 			delete(of, o.Server)
@@ -73,7 +73,7 @@ func (d *Document) serving() desired.Serving {
 		case o.Add != nil:
 			of[o.Server] = o.Add
 		}
-		if fields, ok := of[o.Server]; ok {
+		if fields, ok := of[o.Server]; ok { // the server exists, so what the override sets applies
 			of[o.Server] = maps.Clone(fields)
 			maps.Copy(of[o.Server], o.Set)
 		}

@@ -68,7 +68,8 @@ func (n *Snapshot) put(key string, kv *mvccpb.KeyValue) {
 	}
 }
 
-// read notes the value of a key, or returns an error if the value is not valid.
+// read notes the value of a key, or returns an error if the value is not valid. It does not check
+// the pieces of sets, and ignores unknown keys.
 func (n *Snapshot) read(key string, kv *mvccpb.KeyValue) error {
 	switch {
 	case key == headKey:

@@ -127,12 +127,13 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 			next.Drains = next.Change
 		}
 	}
+	// before lacks the unreadable keys, so changesTo does not find their removal.
 	changes := append(before.changesTo(after), n.unreadable(after)...)
 	batches := w.batches(n, changes, next.Change)
 	switch {
 	case len(batches) == 0 && n.head.Change > 0: // nothing to change; a first change writes its head
 		return n.Version(), nil
-	case len(batches) <= 1:
+	case len(batches) <= 1: // one transaction suffices, with the head
 		_, err = w.finish(ctx, n.headAt, slices.Concat(batches...), n.head, &next)
 	default:
 		err = w.writeMany(ctx, n, batches, &next)
@@ -460,6 +461,7 @@ func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 			return err
 		}
 	}
+	// The versions of the dead writer are gone. Others may write again.
 	free := taken
 	free.Writing = 0
 	_, err = w.finish(ctx, at, nil, &taken, &free)

@@ -36,6 +36,7 @@ func main() {
 	}
 }
 
+// run writes the file head, and then the licences of the package pkg, to standard output.
 func run(head, pkg string) error {
 	text, err := os.ReadFile(head)
 	if err != nil {

@@ -274,7 +274,7 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 		total.add(r)
 		failed = append(failed, failures...)
 		if ctx.Err() != nil {
-			break
+			break // interrupted: print what there is
 		}
 	}
 	const packages, tests, slowest = 30, 40, 10 // the lengths of the lists

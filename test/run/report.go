@@ -47,6 +47,7 @@ type result struct {
 	usage    *usage // CPU time of the test programs
 }
 
+// add adds the results of other tests.
 func (r *result) add(s result) {
 	r.counts.add(s.counts)
 	r.failures = append(r.failures, s.failures...)

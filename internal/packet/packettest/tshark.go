@@ -80,7 +80,8 @@ func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	return out
 }
 
-// dissection returns the dissection of a frame from tshark's tree of its layers.
+// dissection returns the dissection of a frame from tshark's tree of its layers. tshark gives the
+// expert items in two lists, of severities and of messages, in the same order.
 func dissection(tree map[string]any, fields []string) Dissection {
 	all := map[string][]string{}
 	collect(tree, all)

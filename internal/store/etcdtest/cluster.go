@@ -71,7 +71,7 @@ func StartCluster(t testing.TB, members int) *Cluster {
 		t.Cleanup(m.Kill)
 		m.Run()
 	}
-	c.Leader()
+	c.Leader() // waits until there is one
 	return c
 }
 
@@ -83,6 +83,7 @@ func (c *Cluster) do(f func() error) {
 	}
 }
 
+// setLink calls set with the interface of this name in the namespace of the bridge.
 func (c *Cluster) setLink(name string, set func(netlink.Link) error) {
 	c.t.Helper()
 	c.do(func() error {

@@ -235,6 +235,7 @@ func (s *Server) Restore() {
 	s.copy("backup", "data")
 }
 
+// copy copies the server's folder from to the folder to, which must not exist.
 func (s *Server) copy(from, to string) {
 	s.t.Helper()
 	if err := os.CopyFS(filepath.Join(s.dir, to), os.DirFS(filepath.Join(s.dir, from))); err != nil {
