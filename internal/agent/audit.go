@@ -105,7 +105,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// audit corrects the half that cannot grow. Then it makes this half the growing one.
+// audit corrects the half that cannot grow. Then it makes this half the growing one. After an
+// error, the halves keep their roles. audit logs only the first of successive errors.
 func (a *auditor) audit(ctx context.Context) {
 	half := 1 - a.growing
 	err := a.correct(ctx, half)

@@ -51,8 +51,9 @@ func (own *agentQuicOwnId) form() (form *desired.QUIC, serverID string) {
 	}, hex.EncodeToString(own.Octets[1 : 1+n])
 }
 
-// ownIDsOf returns the own IDs of all UDP services. They are zero for services without quic. If no
-// service has quic, ownIDsOf returns nil.
+// ownIDsOf returns, for each UDP service, how the connection IDs of this server begin, in the
+// present and the former form. Without a former form, Former is the same as Present. Both are zero
+// for a service without quic. If no service has quic, ownIDsOf returns nil.
 func ownIDsOf(services []desired.AgentService) map[agentServiceKey]agentQuicOwnIds {
 	all := map[agentServiceKey]agentQuicOwnIds{}
 	anyQUIC := false

@@ -324,8 +324,8 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 }
 
 // takeEvent records a change of a session's state. When a session has ended, takeEvent opens it
-// anew. The library asks a peer to keep the routes only in the first session after a peer was
-// added.
+// anew by reopen, which removes the peer and adds it again. For the library asks a peer to keep the
+// routes only in the first session after the peer was added.
 func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	a.mu.Lock()
 	p := a.peers[e.peer]

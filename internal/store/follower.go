@@ -423,7 +423,8 @@ func stateOf(n *Snapshot) (*State, error) {
 // apply only notes the new version. If the balancer cannot or must not follow next, apply returns
 // an error, and the earlier state stays in force. A balancer that has just started then begins with
 // the state of its own file, if there is one. confirmable is true if the error is that next removes
-// too many servers: an operator can confirm next.
+// too many servers: an operator can confirm next. confirmed is the version that an operator has
+// confirmed.
 func (f *Follower) apply(
 	ctx context.Context, n *Snapshot, next *State, confirmed Version,
 ) (confirmable bool, err error) {
@@ -483,14 +484,15 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	}
 	// Only then can the numbers of changes be compared.
 	isSameStore := before.Version.Epoch == next.Version.Epoch
-	// The writer of a change after before, up to next, has permitted the removal of servers.
+	// The last change whose writer has permitted removals is in next, and not in the state before.
 	isPermitted := before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
 	if isSameStore && isPermitted {
 		return false, nil
 	}
 	was, is := had.serving(), document.serving()
-	// The writer of a change after before has named the servers to drain, so drained servers do not
-	// count. This change may be later than next: drains do not wait for the release.
+	// The last change whose writer has named the servers to drain is not in the state before. So
+	// drained servers do not count. This change may be later than next: drains do not wait for the
+	// release.
 	if isSameStore && before.Version.Change < n.head.Drains {
 		was, is = was.WithoutDrains(), is.WithoutDrains()
 	}

@@ -119,7 +119,7 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		case err != nil:
 			r.log.Warn("make generations", "error", err)
 		}
-		again.Reset(pause) // after success there is no pause, but another attempt at this time
+		again.Reset(pause) // if there is no pause, only for another attempt
 	}
 }
 
@@ -421,7 +421,7 @@ func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p 
 		next = now.with(version{n.head.Change, value}, before)
 	}
 	switch text := next.text(); {
-	case len(next) == 0 || next.isGone(before): // no record before and after
+	case len(next) == 0 || next.isGone(before): // no record before the release, and none after it
 		p.remove = append(p.remove, key)
 	case text != n.items[key].text():
 		p.put.add(clientv3.OpPut(r.key(key), text), len(text))
