@@ -351,8 +351,8 @@ func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	}
 }
 
-// named returns the configuration's word for a number of the data path, or the number if it has
-// none.
+// named returns the configuration's word for a number of the data path. For a number without a
+// word, it returns the number's digits.
 func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Name {
 	for name, n := range names {
 		if uint8(n) == number {

@@ -18,8 +18,8 @@ import (
 // quiclb has the same layout.
 const (
 	quicRotationShift = 5
-	quicRotationMask  = 0xe0 // if the other bits are random
-	quicWholeMask     = 0xff // if the other bits are the length
+	quicRotationMask  = 0xe0 // mask of the first octet if its lower five bits are random
+	quicWholeMask     = 0xff // mask of the first octet if its lower five bits are the length
 )
 
 // ownIDOf returns the octets with which the connection IDs of this server begin, for a form of IDs,

@@ -123,7 +123,8 @@ func newSource(s desired.Source) load.Source {
 	}
 }
 
-// join adds a service, which gets the last load at once.
+// join adds a service. If there is a last load, the service gets it at once. join does nothing if
+// the service has joined already.
 func (w *watch) join(key agentServiceKey) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -388,8 +388,8 @@ func (t Tree) followServer(key string, later Tree) error {
 	return t.put(key, without(withDrainOf(before, after), "name"))
 }
 
-// followOverride makes the override at a key drain its server if it does so in a later tree. An
-// override that then has no effect is deleted.
+// followOverride makes the override at a key drain its server, or not, as the override at this key
+// in a later tree does. If the override then has no effect, followOverride deletes it.
 func (t Tree) followOverride(key string, later Tree) error {
 	before, err := t.override(key)
 	after, problem := later.override(key)

@@ -110,9 +110,9 @@ func (s *Store) follow(
 }
 
 // link tells whether a store that has not answered a probe is still the store that is being
-// watched. If a connection was lost meanwhile, it may be another one: it may have been restored
-// from a backup, and have other changes with the same revisions. The library resumes the watch
-// without noticing that.
+// watched. If a connection was lost since the last answer, the store may be another one: it may
+// have been restored from a backup, and have other changes with the same revisions. The library
+// resumes the watch without noticing that.
 type link struct {
 	connections *connections
 	lost        atomic.Int64 // how many connections were lost before the last answer
@@ -234,7 +234,7 @@ func (p position) isBefore(other position) bool {
 	return p.head < other.head || p.release < other.release
 }
 
-// ask sends a probe.
+// ask sends a probe, and returns the answer. A position of 0 means that the key does not exist.
 func (s *Store) ask(ctx context.Context) (a answer, err error) {
 	began := time.Now()
 	ctx, cancel := forRequest(ctx, probeTimeout)

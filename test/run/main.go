@@ -41,14 +41,14 @@ const module = "github.com/segue-lb/segue"
 type tier struct {
 	name string
 	// packages are folders of the module. Those that begin with "./" are arguments of `go test`,
-	// and other tiers may have the same ones. A folder without "./" is only in this tier. If there
-	// are none, the tier has all packages that no other tier has.
+	// and other tiers may have the same ones. A folder without "./" is only in this tier. If this
+	// list is empty, the tier has all packages that no other tier has.
 	packages []string
 	flags    []string
 	env      []string
 	args     []string // arguments of the test programs
-	// beside tells that the tier runs at the same time as the tier before it. Both wait more than
-	// they compute.
+	// beside tells that the tier runs at the same time as the tier before it. Both tiers
+	// wait more than they compute.
 	beside bool
 }
 

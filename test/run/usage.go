@@ -220,7 +220,7 @@ func parseStat(text []byte) (p process) {
 		return p
 	}
 	p.parent, _ = strconv.Atoi(fields[1])
-	for _, field := range fields[11:15] { // of itself and of its children, for users and the kernel
+	for _, field := range fields[11:15] { // utime, stime, cutime and cstime
 		ticks, _ := strconv.Atoi(field)
 		p.used += time.Duration(ticks) * tick
 	}

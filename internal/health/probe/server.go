@@ -189,7 +189,8 @@ func (s *server) noteCall(err error, all *service) {
 	}
 }
 
-// fail counts a call that had no answer by the server's fault.
+// fail counts a call that had no answer by the server's fault. After Fall such calls in a row, the
+// server is Unheard, unless too many servers of the service do not answer calls.
 func (s *server) fail(all *service) {
 	s.unreached++
 	if s.unreached >= Fall && !all.isOverloaded() {
