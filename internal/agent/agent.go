@@ -40,7 +40,7 @@ type Agent struct {
 	refused  map[netip.Addr]time.Time // when the host last refused to restore a VIP
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
-	others      map[string]othersWarned // by the name of the service
+	others      map[string]othersWarned // the last warnings of followQUIC, by service
 	events      *events.Stream
 	requests    chan func() // functions for the goroutine in Run
 	ready       chan struct{}

@@ -128,8 +128,8 @@ func (a *auditor) grow(half uint32) error {
 	return nil
 }
 
-// drift tells by how many connections a count is too high: by low to high. Negative numbers tell
-// that the count is too low.
+// drift is a range of errors: a count is too high by at least low and at most high connections.
+// Negative numbers tell that the count is too low.
 type drift struct{ low, high int64 }
 
 // certain returns the smallest error that the range allows: its number nearest to 0.
@@ -167,7 +167,7 @@ func steady(a, b int64) int64 {
 // mismatch is the difference between the counts and the sockets, by service.
 type mismatch struct {
 	drifts map[agentServiceKey]drift
-	// unseen is the number of connections without a mark, less the number of them in the count.
+	// unseen tells how many more connections without a mark there are than the count includes.
 	unseen map[agentServiceKey]int64
 }
 

@@ -105,7 +105,7 @@ func (c *Checker) Run(ctx context.Context) error {
 	defer cancel()
 
 	var b *board
-	b = newBoard(func(w *watch) {
+	b = newBoard(func(w *watch) { // begins to check a target
 		var life context.Context
 		life, w.stop = context.WithCancel(ctx)
 		first := time.Duration(0)
@@ -182,7 +182,7 @@ func (t *Target) wait() time.Duration {
 var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", ErrUntried)
 
 // check checks a target once, and reports a change of its state. If this host could not make the
-// check, check reports that instead, and the state of the target changes only by giveUp. late is
+// check, check reports that to Run. The state of the target then changes only by giveUp. late is
 // the time by which the check begins too late.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	before, err := s.state, c.attempt(ctx, &w.target)

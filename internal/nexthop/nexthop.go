@@ -40,7 +40,7 @@ type Hop struct {
 
 // Update is the whole state of a resolver.
 type Update struct {
-	Own  []Link // the resolver's interfaces, in its order; a missing one is zero
+	Own  []Link // the interfaces named to New, in that order; one that does not exist is zero
 	Hops map[netip.Addr]Hop
 	// Addresses are those of the host, sorted, without scopes.
 	Addresses []netip.Addr

@@ -80,7 +80,7 @@ type Status struct {
 	// Newest is the last version of the store that was read.
 	Newest Version
 	// Held tells why the balancer does not follow the store's released version, or why it cannot
-	// follow the last version, which is not released yet.
+	// follow the last version, which is not released yet. Empty: neither is the case.
 	Held string
 	// Confirmable is a version that the balancer does not follow because it removes too many servers.
 	// Confirm makes the balancer follow it. The zero value means that there is none.

@@ -11,7 +11,7 @@ import (
 
 // CheckRemovals returns an error if a change of the content takes more than the given share of a
 // service's servers out of service. It counts servers in the same way as a balancer that follows
-// the change. If mayDrain is true, drained servers do not count, but only removed ones.
+// the change. If mayDrain is true, only removed servers count, and drained ones do not.
 func CheckRemovals(before, after Tree, percent uint32, mayDrain bool) error {
 	had, has, err := bothServing(before, after)
 	if err != nil {

@@ -33,7 +33,8 @@ type Change struct {
 	Expected Version
 	// Check returns an error if a balancer that follows the content before must not follow the content
 	// after. Apply calls it with the content after the change, and with each content that balancers
-	// follow now or may follow before the change takes effect. nil: there is no such check.
+	// follow now or may follow before the change takes effect (see check for the exceptions). nil:
+	// there is no such check.
 	Check func(before, after Tree) error
 	// PermitsRemovals makes balancers follow the change even if it removes more servers than their
 	// limits allow.
@@ -174,9 +175,9 @@ func (w *writer) check(n *Snapshot, after Tree) error {
 
 // prepare returns the snapshot on which the change builds. For a change that fills an empty store,
 // it gives the snapshot a head with a new epoch. It returns an error if the store does not fulfil
-// the conditions of the change. The error wraps errConflict if another writer is in the middle of a
-// change. If this writer has died, prepare first removes what it has left. In both cases the
-// attempt must begin anew.
+// the conditions of the change. Except for a dry run, the error wraps errConflict if another writer
+// is in the middle of a change. If this writer has died, prepare first removes what it has left. In
+// both cases the attempt must begin anew.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	check := n.Check
 	if w.change.Replaces {

@@ -126,7 +126,7 @@ type Prober struct {
 	// Only the goroutine in Run uses the fields below.
 	servers  map[Target]*server  // by their targets without Fault
 	services map[string]*service // the same servers, by the name of their service
-	groups   [groups][]*server   // the same servers, by slot
+	groups   [groups][]*server   // the same servers, by the remainder of slot / groups
 	group    int                 // the group that was probed last
 	failing  bool                // the last probes could not be sent
 	calls    *calls              // nil: the prober does not run, and makes no calls
