@@ -193,7 +193,7 @@ type session struct {
 	prefixes     uint64        // the number of prefixes announced to the peer
 }
 
-// sessions returns the established sessions.
+// sessions returns the established sessions by the addresses of their peers.
 func (s *speaker) sessions(ctx context.Context) (map[netip.Addr]session, error) {
 	all := map[netip.Addr]session{}
 	err := s.server.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(p *api.Peer) {

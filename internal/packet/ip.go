@@ -129,7 +129,7 @@ func parseIPv6(p []byte) (ipHeader, error) {
 func trafficClass(ipv6 []byte) uint8 { return uint8(binary.BigEndian.Uint16(ipv6) >> 4) }
 
 // extensionLength returns the length in bytes of the IPv6 extension header at the start of p. It
-// returns an error if p is shorter.
+// returns an error if the header extends beyond the end of p.
 func extensionLength(p []byte) (int, error) {
 	if len(p) < extensionUnit {
 		return 0, fmt.Errorf("%d bytes of an extension header: %w", len(p), ErrTruncated)

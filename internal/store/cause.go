@@ -38,7 +38,8 @@ func (c *causes) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapc
 	return checked
 }
 
-// Write implements zapcore.Core. It keeps the error of a log entry.
+// Write implements zapcore.Core. It keeps the error of a log entry, unless the error only says that
+// the time of a request is over.
 func (c *causes) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 	for _, f := range fields {
 		err, ok := f.Interface.(error)

@@ -128,7 +128,8 @@ func (l *link) answered(lost int64) {
 // holds tells whether no connection was lost since the last answer.
 func (l *link) holds() bool { return l.connections.lost() == l.lost.Load() }
 
-// receive applies the events of a watch to the content n, and emits it, until the watch ends.
+// receive applies the events of a watch to the content n until the watch ends. It emits a copy of n
+// whenever the keys head, release or leader have changed. The error always wraps errReadAnew.
 func (s *Store) receive(
 	ctx context.Context, n *Snapshot, emit func(*Snapshot), seen latest[position], link *link,
 ) error {
@@ -196,16 +197,16 @@ func (s *Store) probe(
 			continue
 		case err != nil:
 			return hasAnswered, err
-		case link.isSlow.Load() && !link.holds():
+		case link.isSlow.Load() && !link.holds(): // the store answers again, but may be another one
 			return hasAnswered, errLost
 		case now.cluster != cluster || now.revision < revision, now.isBefore(delivered):
 			return hasAnswered, fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
-		case now.position == delivered:
+		case now.position == delivered: // the watch has delivered all changes
 			missed = 0
 		case missed == missedProbes, missed > 0 && link.isSlow.Load():
 			// The watch may be at a member of etcd that does not answer.
 			return hasAnswered, fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
-		default:
+		default: // the watch is behind, and may soon deliver the change
 			missed++
 		}
 		if link.isSlow.Load() {

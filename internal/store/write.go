@@ -258,11 +258,13 @@ func (b *batches) add(operation clientv3.Op, bytes int) {
 
 // finish writes operations and the head next in one transaction, if the head is still as it was
 // written at the revision headAt. before is this head. finish returns the revision of the new head.
+// If the head is another one by now, it returns errConflict. If the store's answer is lost, the
+// result is that of settle.
 func (w *writer) finish(
 	ctx context.Context, headAt int64, operations []clientv3.Op, before, next *head,
 ) (int64, error) {
-	// Watches deliver the operations in their order: a balancer that sees the head has seen the
-	// others.
+	// Watches deliver the operations in their order: a balancer that sees the head has seen the other
+	// operations.
 	operations = append(slices.Clone(operations), clientv3.OpPut(w.key(headKey), encode(next)))
 	if next.Writing == 0 { // the writer has no more to write
 		operations = append(operations, clientv3.OpDelete(w.key(writerKey)))

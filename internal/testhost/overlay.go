@@ -53,7 +53,7 @@ func RerunOnOverlay(t *testing.T, tests ...string) {
 }
 
 // EnterOverlay mounts the overlay, if RerunOnOverlay has started this process. Otherwise it does
-// nothing.
+// nothing. If the process may not mount an overlay, EnterOverlay ends it with exitNoOverlay.
 func EnterOverlay() {
 	dir := os.Getenv(folder)
 	if dir == "" {

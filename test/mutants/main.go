@@ -40,9 +40,10 @@ func main() {
 	}
 }
 
-// run takes the rows that begin with any of beginnings, in the order of beginnings. Every row
-// begins with an empty text, which the Makefile passes if there is no ROW. run leaves out all rows
-// before the first one that begins with from.
+// run tries the mutants of the rows that begin with any of beginnings, in the order of beginnings.
+// Every row begins with an empty text, which the Makefile passes if there is no ROW. run leaves out
+// all rows before the first one that begins with from. It returns an error unless every mutant is
+// killed.
 func run(ctx context.Context, from string, beginnings []string) error {
 	all, err := readModel(".")
 	if err != nil {

@@ -109,7 +109,7 @@ func (s *server) noteOffers(now Offers, all *service) {
 	newTaken := now.Taken - s.offers.Taken
 	s.offers = now
 	switch {
-	case !s.counted:
+	case !s.counted: // the first reading is only the base of the next one
 		s.counted = true
 	case s.probed != None: // this fault explains the unanswered offers
 		s.acquit()
