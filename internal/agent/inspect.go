@@ -285,7 +285,8 @@ func text(b []byte) string {
 	return string(before)
 }
 
-// acceptState returns nil for a service without an accept policy.
+// acceptState reads the accept policy of a service with its counters, threshold and load. It
+// returns nil for a service without an accept policy.
 func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	a, err := v.acceptance(key)
 	if a == nil || err != nil {

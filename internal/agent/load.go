@@ -41,7 +41,7 @@ func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
 	default:
 		l, known, err = v.reportedLoad(key, a)
 	}
-	if a.Capacity != accept.NoCapacity {
+	if a.Capacity != accept.NoCapacity { // the configured capacity replaces that of the source
 		l.Capacity = a.Capacity
 	}
 	busy := uint64(l.Busy) + notShown(agentLoadSource(a.Source), l, queue)

@@ -130,7 +130,8 @@ type IDCount struct {
 	Last string `json:"last"`
 }
 
-// quicState returns nil for a service without quic.
+// quicState reads which connection IDs of a service name this server, and which IDs its packets
+// had. It returns nil for a service without quic.
 func (v *View) quicState(key agentServiceKey) (*QUICState, error) {
 	var own agentQuicOwnIds
 	if found, err := find(v.maps.QuicOwnIds, key, &own); !found || own.Present.Length == 0 {

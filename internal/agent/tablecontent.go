@@ -160,6 +160,8 @@ func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
 		}
 		return nil
 	}
+	// Permit all balancers before the names are removed, and name the permitted ones before the others
+	// are refused.
 	if len(want) == 0 {
 		return errors.Join(setNamed(0), datapath.Replace(k.objects.Balancers, want))
 	}

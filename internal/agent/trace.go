@@ -214,7 +214,7 @@ func tracedFlow(d *agentDecision) TracedFlow {
 
 // traceLoad replaces the load in the trace by the one that the program used for a decision. They
 // can differ: the program uses the backlog of the listening socket that this connection would
-// reach.
+// reach. If no decision has used a load, the trace keeps its load.
 func (v *View) traceLoad(t *Trace, key agentServiceKey, decisions []agentDecision) error {
 	for i := range decisions {
 		d := &decisions[i]

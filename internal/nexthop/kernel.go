@@ -64,7 +64,7 @@ func readSnapshot(targets targets) (s *snapshot, err error) {
 	return s, err
 }
 
-// readLinks lists the interfaces, by their indexes. Link.MAC is zero without an Ethernet address.
+// readLinks lists the interfaces by their indexes. MAC is zero for one without an Ethernet address.
 func readLinks() (map[int]Link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {

@@ -385,7 +385,7 @@ func processorTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// choose returns the tiers with these names.
+// choose returns the tiers with these names, or without names those that run if none is named.
 func choose(names []string) ([]tier, error) {
 	if len(names) == 0 {
 		return tiers, nil

@@ -231,7 +231,8 @@ func (m *mutant) delete() {
 	m.perhapsFixLength()
 }
 
-// splice replaces the end of this frame by the end of another.
+// splice replaces the end of this frame by the end of another. Mostly, both ends begin at the same
+// offset.
 func (m *mutant) splice(other []byte) {
 	at := m.at()
 	from := min(at, len(other))
