@@ -249,7 +249,7 @@ func (r route) path() (*apiutil.Path, error) {
 		Attrs: []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)},
 	}
 	hop := r.nextHop
-	if r.vip.Is4() { // the next hop is in NEXT_HOP, and for IPv6 in MP_REACH_NLRI (RFC 4760)
+	if r.vip.Is4() { // IPv4 has the next hop in NEXT_HOP, and IPv6 in MP_REACH_NLRI (RFC 4760)
 		if !hop.IsValid() {
 			hop = netip.IPv4Unspecified()
 		}
