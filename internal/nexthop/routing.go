@@ -132,8 +132,8 @@ var nowhere = found{bits: -1, err: errors.New("no route")}
 var errOwn = errors.New("the address is this host's own")
 
 // lookup finds the neighbours through which the kernel would send a packet of this host to an
-// address. The first matching rule decides that drops packets, or whose table has a route that the
-// rule does not ignore. Without such a rule, the result is nowhere.
+// address. The result comes from the first matching rule that drops packets, or whose table has a
+// route that the rule does not ignore. Without such a rule, it is nowhere.
 //
 // Unlike a lookup by the kernel (ask), it ignores the states of neighbours. For IPv6, the kernel
 // skips a route whose neighbour has failed, and tries shorter prefixes (rt6_score_route in

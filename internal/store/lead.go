@@ -123,9 +123,10 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 	}
 }
 
-// defers returns for how long this balancer leaves the lease to others. If the store has lost its
-// content, the history of the first leader becomes that of the fleet. So a balancer without a
-// history must give those with a history time to lead first.
+// defers returns for how long this balancer leaves the lease to others. If the result is not more
+// than 0, the balancer may take the lease now. If the store has lost its content, the history of
+// the first leader becomes that of the fleet. So if the store has no generations, a balancer that
+// has neither a state nor a history gives the others time to lead first.
 func (r *releaser) defers(n *Snapshot) time.Duration {
 	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
 		r.strangerSince = time.Time{}

@@ -420,7 +420,7 @@ func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.
 		case err == nil:
 			return errConflict
 		case !errors.Is(err, errUncertain), errors.Is(err, errFull):
-			return err
+			return err // a repetition would be refused, too
 		}
 		select {
 		case <-ctx.Done():

@@ -322,7 +322,8 @@ func (r *result) judgeFlaky() error {
 // A stage is a list of tiers that run at the same time.
 type stage []tier
 
-// stages divides tiers into stages, in their order.
+// stages divides tiers into stages, in their order. A tier with beside is in the stage of the tier
+// before it.
 func stages(tiers []tier) (all []stage) {
 	for _, t := range tiers {
 		if last := len(all) - 1; t.beside && last >= 0 {

@@ -60,7 +60,7 @@ func (u *usage) watch(ctx context.Context, pid int) {
 
 // see takes an event. It notes whether a test begins to run, or stops running.
 func (u *usage) see(e event) {
-	if e.Test == "" || strings.Contains(e.Test, "/") {
+	if e.Test == "" || strings.Contains(e.Test, "/") { // the time of a subtest is that of its test
 		return
 	}
 	var runs bool

@@ -181,8 +181,10 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace does the work of SetTargets. Call it only for a prober that does not run. It returns the
-// findings that differ from the targets' Fault.
+// Replace does the work of SetTargets. Others than Run call it only for a prober that does not run.
+// A target that differs from a former one in Fault at most keeps its state. The data path forgets
+// the slots that no target has any more. Replace returns the findings that differ from the targets'
+// Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
