@@ -494,7 +494,8 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 }
 
 // Drain withdraws all routes. If untilRestart is true, the drain ends with the process. Otherwise
-// it lasts until Undrain. If that cannot be stored, Drain returns an error and changes nothing.
+// it lasts until Undrain, if the balancer has a directory for its state. If the file about the
+// drain cannot be written there, Drain returns an error and changes nothing.
 func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
@@ -511,7 +512,8 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	})
 }
 
-// Undrain ends a drain. If that cannot be stored, Undrain returns an error and changes nothing.
+// Undrain ends a drain. If the file about the drain cannot be removed, Undrain returns an error and
+// changes nothing.
 func (a *Announcer) Undrain(ctx context.Context) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {

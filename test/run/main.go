@@ -335,8 +335,9 @@ func stages(tiers []tier) (all []stage) {
 	return all
 }
 
-// run runs the tiers of the stage. all are all packages of the module. It returns the results, and
-// a line for each tier that has failed.
+// run runs the tiers of the stage. When all of them have ended, it repeats failed tests (repeat).
+// all are all packages of the module. run returns the results, and a line for each tier that has
+// failed.
 func (s stage) run(ctx context.Context, all []string) (total result, failed []string) {
 	fmt.Printf("== %s\n", s)
 	began, before := time.Now(), processorTime()
