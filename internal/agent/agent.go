@@ -418,7 +418,8 @@ func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return links, nil
 }
 
-// discard receives until the channel is closed. It returns at once if the channel is nil.
+// discard receives until the channel is closed, so that its sender can end. If the channel is nil,
+// discard returns at once.
 func discard[T any](updates <-chan T) {
 	if updates == nil {
 		return

@@ -402,7 +402,7 @@ func isRefusal(err error) bool {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		return true
-	case errors.Is(err, rpctypes.ErrNoSpace):
+	case errors.Is(err, rpctypes.ErrNoSpace): // it may have had its effect: see errFull
 		return false
 	}
 	code := status.Code(err) // of a refusal by the library itself
