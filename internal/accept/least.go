@@ -31,12 +31,13 @@ const (
 // earlier candidates wrote into their segments, in the order of travel. A candidate that wrote no
 // load is Unknown.
 //
-// A candidate with free capacity accepts. A last candidate without free capacity compares its load
+// A candidate with free capacity accepts. A candidate that knows its load, and has no free
+// capacity, passes the connection on unless it is the last. Such a last candidate compares its load
 // with those of the earlier candidates. If one of them has a lower load, it sends the connection
-// back to the least loaded one, or to the first of several such. So there are no wrongful refusals
-// (6LB, section V-E), at the cost of at most one more hop. Loads are compared per unit of capacity,
-// including the new connection. So of a small and a large server that are both just full, the large
-// one has the lower load.
+// back to the least loaded one, or to the first of several such. Otherwise it accepts. So there are
+// no wrongful refusals (6LB, section V-E), at the cost of at most one more hop. Loads are compared
+// per unit of capacity, including the new connection. So of a small and a large server that are
+// both just full, the large one has the lower load.
 //
 // A candidate that does not know its own load accepts if it is the first, and passes the connection
 // on if it is in the middle. If it is the last, it sends the connection back to the least loaded of

@@ -67,9 +67,10 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 	return a
 }
 
-// capacityOf returns the capacity that the configuration gives a load. It is accept.NoCapacity if
-// the load source tells its own capacity. The source apache-scoreboard tells the workers of the
-// configuration.
+// capacityOf returns the capacity that the configuration gives a load. For the source connections,
+// this is the number of workers if there is no other capacity. If the configuration gives neither,
+// capacityOf returns accept.NoCapacity, and a capacity that the load source tells applies. The
+// source apache-scoreboard itself tells the configured number of workers.
 func capacityOf(s desired.Source) uint32 {
 	if s.Capacity == 0 && s.Kind == desired.LoadConnections {
 		return cmp.Or(s.Workers, accept.NoCapacity)
@@ -143,7 +144,8 @@ func (n serviceNumbers) next() (number uint32) {
 }
 
 // writeAcceptance writes the accept policy of one service. A new service gets a number, and its
-// counters of offers begin at zero.
+// counters of offers begin at zero. A service with the same policy as before keeps its acceptance.
+// A changed policy begins with its initial threshold, and keeps the number of the service.
 func (k *kernel) writeAcceptance(
 	t *datapath.Takeover, key agentServiceKey, a agentAcceptance, numbers serviceNumbers,
 ) error {

@@ -40,7 +40,7 @@ type Agent struct {
 	refused  map[netip.Addr]time.Time // when the host last refused to restore a VIP
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
-	others      map[string]othersWarned // by the name of the service
+	others      map[string]othersWarned // the last warnings of followQUIC, by service
 	events      *events.Stream
 	requests    chan func() // functions for the goroutine in Run
 	ready       chan struct{}
@@ -109,9 +109,9 @@ func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets desired.
 	return a.do(ctx, func() error { return a.reload(cfg, secrets.SignalKeys, events.ActorOf(ctx)) })
 }
 
-// Losses returns the services that would lose their connections under another configuration: those
-// whose VIP it does not have. The agent delivers the packets of all connections to a VIP as long as
-// any service has the VIP.
+// Losses returns the services that would lose their connections if the agent got the configuration
+// cfg: those whose VIP cfg does not have. The agent delivers the packets of all connections to a
+// VIP as long as any service has the VIP.
 func (a *Agent) Losses(ctx context.Context, cfg *desired.Agent) (losses []desired.Loss, err error) {
 	err = a.do(ctx, func() error {
 		losses, err = a.losses(cfg)
@@ -187,7 +187,7 @@ func (a *Agent) Run(ctx context.Context) error {
 					return err
 				}
 			}
-			due.Reset(settleInterval)
+			due.Reset(settleInterval) // also after a lost change: checkHost reads the addresses themselves
 		case <-due.C:
 			a.checkHost()
 			due.Reset(presenceInterval)
@@ -198,8 +198,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// checkHost checks the VIPs, the setting of TCP timestamps, the connection IDs, and whether XDP sees
-// VLAN tags. It adapts the data path to what it finds, and logs what an operator should change.
+// checkHost checks the VIPs, the setting of TCP timestamps, the connection IDs, and whether XDP
+// sees VLAN tags. It adapts the data path to what it finds, and logs what an operator should
+// change.
 func (a *Agent) checkHost() {
 	if err := a.followVIPs(); err != nil {
 		a.log.Error("follow the VIPs", "error", err)
@@ -372,8 +373,8 @@ func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 	return losses, nil
 }
 
-// followLink adapts the data path to a changed MAC address or MTU of the interface. It returns an
-// error if the interface was deleted.
+// followLink adapts the data path to a changed MAC address or MTU of the agent's interface. It
+// ignores other interfaces. It returns an error if the agent's interface was deleted.
 func (a *Agent) followLink(update netlink.LinkUpdate) error {
 	if int(update.Index) != a.link.index {
 		return nil
@@ -417,7 +418,8 @@ func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return links, nil
 }
 
-// discard receives until the channel is closed. It returns at once if the channel is nil.
+// discard receives until the channel is closed, so that its sender can end. If the channel is nil,
+// discard returns at once.
 func discard[T any](updates <-chan T) {
 	if updates == nil {
 		return

@@ -105,7 +105,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// audit corrects the half that cannot grow. Then it makes this half the growing one.
+// audit corrects the half that cannot grow. Then it makes this half the growing one. After an
+// error, the halves keep their roles. audit logs only the first of successive errors.
 func (a *auditor) audit(ctx context.Context) {
 	half := 1 - a.growing
 	err := a.correct(ctx, half)
@@ -127,8 +128,8 @@ func (a *auditor) grow(half uint32) error {
 	return nil
 }
 
-// drift tells by how many connections a count is too high: by low to high. Negative numbers tell
-// that the count is too low.
+// drift is a range of errors: a count is too high by at least low and at most high connections.
+// Negative numbers tell that the count is too low.
 type drift struct{ low, high int64 }
 
 // certain returns the smallest error that the range allows: its number nearest to 0.
@@ -166,7 +167,7 @@ func steady(a, b int64) int64 {
 // mismatch is the difference between the counts and the sockets, by service.
 type mismatch struct {
 	drifts map[agentServiceKey]drift
-	// unseen is the number of connections without a mark, less the number of them in the count.
+	// unseen tells how many more connections without a mark there are than the count includes.
 	unseen map[agentServiceKey]int64
 }
 
@@ -216,7 +217,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	}
 	marked, unmarked := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
 	err = a.sockets.each(func(s diagSocket) {
-		switch {
+		switch { // other sockets are half-open, or are marked for the other half
 		case s.mark == nil && s.isEstablished():
 			unmarked[countKey(s.local)]++
 		case s.mark != nil && uint32(s.mark.Half) == half:
@@ -231,7 +232,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 		return found, err
 	}
 	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
-	for key, was := range before {
+	for key, was := range before { // a service that is not in both readings is left out
 		if is, ok := after[key]; ok {
 			// There should be is.Open to was.Open marked sockets.
 			found.drifts[key] = drift{is.Open[half] - marked[key], was.Open[half] - marked[key]}

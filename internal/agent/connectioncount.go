@@ -23,7 +23,8 @@ const connectionCountPin = "link_sockops"
 
 // followConnections attaches the program that counts connections, if a service can be offered
 // connections. The program also moves cookies to sockets (bpf/agent/cookie.h). Once attached, it
-// stays until the agent is detached. Otherwise connections that end meanwhile would stay counted.
+// stays until the agent is detached, even if no service needs the count. If it were detached and
+// attached again, connections that had ended in between would stay counted.
 //
 // If the host does not support the program, followConnections logs that. The load of services whose
 // source is connections is then unknown. A cookie then moves to its socket when the host sends

@@ -60,6 +60,7 @@ func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
 		Balancers *ebpf.Map      `ebpf:"balancers"`
 	}
 	if err := datapath.LoadOn(spec, &objects, shared(maps)); errors.Is(err, ebpf.ErrMapIncompatible) {
+		// A map of the original has another layout than in this build.
 		return nil, fmt.Errorf("%w: %w", errOtherBuild, err)
 	} else if err != nil {
 		return nil, fmt.Errorf("load the dry run of %s: %w", agentProgXdpAgent, err)

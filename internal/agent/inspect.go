@@ -285,7 +285,8 @@ func text(b []byte) string {
 	return string(before)
 }
 
-// acceptState returns nil for a service without an accept policy.
+// acceptState reads the accept policy of a service with its counters, threshold and load. It
+// returns nil for a service without an accept policy.
 func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	a, err := v.acceptance(key)
 	if a == nil || err != nil {
@@ -351,8 +352,8 @@ func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	}
 }
 
-// named returns the configuration's word for a number of the data path, or the number if it has
-// none.
+// named returns the configuration's word for a number of the data path. For a number without a
+// word, it returns the number's digits.
 func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Name {
 	for name, n := range names {
 		if uint8(n) == number {

@@ -41,7 +41,7 @@ func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
 	default:
 		l, known, err = v.reportedLoad(key, a)
 	}
-	if a.Capacity != accept.NoCapacity {
+	if a.Capacity != accept.NoCapacity { // the configured capacity replaces that of the source
 		l.Capacity = a.Capacity
 	}
 	busy := uint64(l.Busy) + notShown(agentLoadSource(a.Source), l, queue)
@@ -51,7 +51,8 @@ func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
 
 // notShown returns the number of connections that the server has accepted and that the source does
 // not show yet, as not_shown() of bpf/agent/load.h does. A flood of SYNs can at most fill the
-// capacity in this way, or double a load without a capacity.
+// capacity in this way, or double a load without a capacity. But up to fewHalfOpen half-open
+// connections count in any case.
 func notShown(source agentLoadSource, l agentLoad, queue agentBacklog) uint64 {
 	most := l.Capacity
 	if most == accept.NoCapacity {
@@ -60,15 +61,15 @@ func notShown(source agentLoadSource, l agentLoad, queue agentBacklog) uint64 {
 	halfOpen := uint64(min(queue.Young, max(most, fewHalfOpen)))
 	switch source {
 	case agentLoadSourceLOAD_CGROUP:
-		return 0
+		return 0 // its unit is not connections
 	case agentLoadSourceLOAD_CONNECTIONS, agentLoadSourceLOAD_ACCEPT_QUEUE:
-		return halfOpen
+		return halfOpen // these sources show the waiting connections themselves
 	}
 	return halfOpen + uint64(queue.Waiting)
 }
 
 // reportedLoad returns the load that user space has read from the source and written to the data
-// path.
+// path. known is false if there is none, or if it is stale.
 func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
 	l agentLoad, known bool, err error,
 ) {
@@ -95,7 +96,8 @@ func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, er
 }
 
 // countedConnections returns the number of connections that the server has not closed, and the sum
-// of all corrections of this number. open is nil if no program counts connections.
+// of all corrections of this number. open is nil if no program counts connections, or if the
+// service has no count.
 func (v *View) countedConnections(key agentServiceKey) (open *uint32, corrected uint64, err error) {
 	var count agentConnectionCount
 	if known, err := find(v.maps.Connections, key, &count); !known || err != nil {

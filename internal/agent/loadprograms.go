@@ -70,8 +70,9 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	return k.loader.Pin()
 }
 
-// variant returns the constants of the programs. kept are the tables that an earlier process has
-// left.
+// variant returns the constants of the programs. It also finds out whether an earlier process has
+// attached programs, and sets the keys of the flow table. kept are the tables that an earlier
+// process has left.
 func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ map[string]any, err error) {
 	_, err = os.Stat(k.loader.PathOf(datapath.LinkPin))
 	k.isFirst = errors.Is(err, os.ErrNotExist)

@@ -65,7 +65,8 @@ func (a *Agent) Describe(descs chan<- *prometheus.Desc) {
 	descs <- pollsDesc
 }
 
-// Collect implements prometheus.Collector. It reads the tables of the data path.
+// Collect implements prometheus.Collector. It reads the tables of the data path. For what it cannot
+// read, it sends an invalid metric.
 func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	view := a.kernel.view()
 	reasons, err := datapath.CountReasons(view.maps.Reasons, view.labels.reasons)

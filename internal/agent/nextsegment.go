@@ -35,7 +35,8 @@ func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	return next, next.find(ifindex)
 }
 
-// find looks up the route through the interface, and sets Router and Problem.
+// find looks up the route through the interface, and sets Router and Problem. Problem stays empty
+// if the kernel does not know the neighbour yet: it will ask for it.
 func (n *NextSegment) find(ifindex int) error {
 	if ifindex == 0 {
 		n.Problem = "the agent is not attached"

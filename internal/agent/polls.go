@@ -36,7 +36,7 @@ func (a *Agent) answerPolls(ctx context.Context) (end func()) {
 }
 
 // polledLoad returns the load of a service by its load source, under any accept policy. It
-// returns false if the load is not known.
+// returns false if the load is not known, or if the service has no accept policy.
 func (a *Agent) polledLoad(s poll.Service) (l poll.Load, ok bool) {
 	key := agentServiceKey{Protocol: s.Protocol, Port: networkOrder(s.Port)}
 	key.Vip.In6U.U6Addr8 = s.VIP.As16()
@@ -51,7 +51,7 @@ func (a *Agent) polledLoad(s poll.Service) (l poll.Load, ok bool) {
 	}
 	l = poll.Load{Busy: now.Busy, Capacity: now.Capacity}
 	if l.Capacity == accept.NoCapacity {
-		l.Capacity = 0
+		l.Capacity = 0 // in an answer: the capacity is not known
 	}
 	return l, true
 }

@@ -18,8 +18,8 @@ import (
 // quiclb has the same layout.
 const (
 	quicRotationShift = 5
-	quicRotationMask  = 0xe0 // if the other bits are random
-	quicWholeMask     = 0xff // if the other bits are the length
+	quicRotationMask  = 0xe0 // mask of the first octet if its lower five bits are random
+	quicWholeMask     = 0xff // mask of the first octet if its lower five bits are the length
 )
 
 // ownIDOf returns the octets with which the connection IDs of this server begin, for a form of IDs,
@@ -51,8 +51,9 @@ func (own *agentQuicOwnId) form() (form *desired.QUIC, serverID string) {
 	}, hex.EncodeToString(own.Octets[1 : 1+n])
 }
 
-// ownIDsOf returns the own IDs of all UDP services. They are zero for services without quic. If no
-// service has quic, ownIDsOf returns nil.
+// ownIDsOf returns, for each UDP service, how the connection IDs of this server begin, in the
+// present and the former form. Without a former form, Former is the same as Present. Both are zero
+// for a service without quic. If no service has quic, ownIDsOf returns nil.
 func ownIDsOf(services []desired.AgentService) map[agentServiceKey]agentQuicOwnIds {
 	all := map[agentServiceKey]agentQuicOwnIds{}
 	anyQUIC := false
@@ -129,7 +130,8 @@ type IDCount struct {
 	Last string `json:"last"`
 }
 
-// quicState returns nil for a service without quic.
+// quicState reads which connection IDs of a service name this server, and which IDs its packets
+// had. It returns nil for a service without quic.
 func (v *View) quicState(key agentServiceKey) (*QUICState, error) {
 	var own agentQuicOwnIds
 	if found, err := find(v.maps.QuicOwnIds, key, &own); !found || own.Present.Length == 0 {

@@ -85,7 +85,7 @@ func (d *socketDump) each(f func(diagSocket)) error {
 			if s, failed = socketOf(message); failed == nil {
 				f(s)
 			}
-			return failed == nil
+			return failed == nil // false ends the dump
 		})
 		if err := errors.Join(err, failed); err != nil {
 			return fmt.Errorf("list the sockets of TCP: %w", err)

@@ -65,10 +65,10 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 		if cfg.Node.AssignsVIPs() {
 			c.assigned[s.VIP] = true
 		}
-		if s.Protocol == desired.TCP {
+		if s.Protocol == desired.TCP { // only TCP has an MSS
 			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, cfg.Node.Addresses, mtu))
 		}
-		if s.Accept.Policy != "" {
+		if s.Accept.Policy != "" { // the service can be offered connections
 			c.acceptances[serviceKey(s)] = newAcceptance(s)
 		}
 	}
@@ -160,6 +160,8 @@ func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
 		}
 		return nil
 	}
+	// Permit all balancers before the names are removed, and name the permitted ones before the others
+	// are refused.
 	if len(want) == 0 {
 		return errors.Join(setNamed(0), datapath.Replace(k.objects.Balancers, want))
 	}

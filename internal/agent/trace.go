@@ -129,7 +129,8 @@ func has(m *ebpf.Map, key any) (bool, error) {
 }
 
 // decisions makes dry runs of the agent's program, for each function and with or without another
-// server left. It returns the decisions, and sets the answers of the trace.
+// server left. It returns the decisions, and sets the answers of the trace. If the server has no
+// locator, there are neither decisions nor answers.
 func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
 	if v.dry == nil {
 		if v.dry, err = newDryRun(v.program); err != nil {
@@ -139,7 +140,7 @@ func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
 	for _, function := range tracedFunctions {
 		for _, last := range []bool{false, true} {
 			frame, ok, err := v.dry.frame(question{t.Client, t.VIP, function, last})
-			if !ok {
+			if !ok { // the server has no locator, or the frame cannot be made
 				return nil, err
 			}
 			decision, err := v.dry.decide(frame)
@@ -213,7 +214,7 @@ func tracedFlow(d *agentDecision) TracedFlow {
 
 // traceLoad replaces the load in the trace by the one that the program used for a decision. They
 // can differ: the program uses the backlog of the listening socket that this connection would
-// reach.
+// reach. If no decision has used a load, the trace keeps its load.
 func (v *View) traceLoad(t *Trace, key agentServiceKey, decisions []agentDecision) error {
 	for i := range decisions {
 		d := &decisions[i]

@@ -123,7 +123,8 @@ func newSource(s desired.Source) load.Source {
 	}
 }
 
-// join adds a service, which gets the last load at once.
+// join adds a service. If there is a last load, the service gets it at once. join does nothing if
+// the service has joined already.
 func (w *watch) join(key agentServiceKey) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -150,8 +151,9 @@ func (w *watch) leave(key agentServiceKey, forget bool) {
 	}
 }
 
-// report writes a load to the data path for all services of the source. It does not write a load
-// that equals the last one if there is time until the next reading: a load must be written again
+// report writes a load to the data path for all services of the source. It writes nothing if the
+// source is stale: the data path finds that by the age of the last load. It also writes nothing if
+// the load equals the last one, and can wait for the next reading: a load must be written again
 // before its age is a quarter of the time after which it is stale.
 func (w *watch) report(state load.State) {
 	if state.Stale {

@@ -236,8 +236,9 @@ func (a *Announcer) reopen(ctx context.Context, p *desired.BGPPeer) {
 	}
 }
 
-// stop ends the sessions. From then on, State does not ask the speaker. Peers keep the routes only
-// if the data path still works; it does not if its interface was removed.
+// stop ends the sessions. From then on, State does not ask the speaker. Peers keep the routes if
+// the data path goes on without the process, or if stop cannot find that out. They remove the
+// routes if the data path ends with the process, or is gone because its interface was removed.
 func (a *Announcer) stop() {
 	a.mu.Lock()
 	a.stopped = true
@@ -298,7 +299,7 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 		was, exists := old[p.Address]
 		delete(old, p.Address)
 		if exists && reflect.DeepEqual(was, *p) && password == before.passwords[p.Address] {
-			continue
+			continue // nothing has changed: the session continues
 		}
 		if exists {
 			a.log.Info("bgp session is reset: the configuration of the peer has changed", "peer", p.Address)
@@ -312,7 +313,7 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 		}
 		a.mu.Unlock()
 	}
-	for address := range old {
+	for address := range old { // the peers that the present plan no longer has
 		problems = errors.Join(problems, a.speaker.removePeer(ctx, address))
 		a.mu.Lock()
 		delete(a.peers, address)
@@ -323,12 +324,12 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 }
 
 // takeEvent records a change of a session's state. When a session has ended, takeEvent opens it
-// anew. The library asks a peer to keep the routes only in the first session after a peer was
-// added.
+// anew by reopen, which removes the peer and adds it again. For the library asks a peer to keep the
+// routes only in the first session after the peer was added.
 func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	a.mu.Lock()
 	p := a.peers[e.peer]
-	if p == nil || p.IsEstablished() == e.isEstablished {
+	if p == nil || p.IsEstablished() == e.isEstablished { // a removed peer, or nothing new
 		a.mu.Unlock()
 		return
 	}
@@ -359,7 +360,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 }
 
 // update announces and withdraws routes, by the present state of the services. It returns when it
-// must be called again, or zero.
+// must be called again even if no state changes until then. Zero means never.
 func (a *Announcer) update(now time.Time) (next time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -368,6 +369,7 @@ func (a *Announcer) update(now time.Time) (next time.Time) {
 		if vips[address] != nil {
 			continue
 		}
+		// The VIP is no longer configured. Its route is forgotten when it is withdrawn.
 		if retry := a.withdraw(r, now, ""); !retry.IsZero() {
 			next = earlier(next, retry)
 			continue
@@ -395,7 +397,10 @@ func (r *routeState) take(v *vip) {
 	}
 }
 
-// updateRoute announces or withdraws a route. It returns when it must be called again, or zero.
+// updateRoute announces a route if a peer takes it, the VIP is served, the balancer is not drained
+// and the hold-down time is over. It announces the route again if its attributes have changed. If
+// one of these conditions is not met, it withdraws the route; but a hold-down only delays a new
+// announcement. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	holdDown := a.plan.bgp.HoldDown
 	due := now // when the route may be announced
@@ -417,7 +422,7 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 		if wasAnnounced && !r.Announced {
 			r.damping.withdrawn(now, holdDown)
 		}
-		if !r.vip.isUnchecked {
+		if !r.vip.isUnchecked { // the VIP is certainly not served, so a hold-down time begins anew
 			r.damping.served = time.Time{}
 		}
 		return retry
@@ -448,8 +453,9 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	return time.Time{}
 }
 
-// withdraw withdraws a route, if it is announced. The reason is empty if the VIP was removed from
-// the configuration. withdraw returns zero. If it fails, it returns when it must be called again.
+// withdraw withdraws a route if it is announced, and notes the reason why it is not. The reason is
+// empty if the VIP was removed from the configuration. withdraw logs a withdrawal, and a new
+// reason. It returns zero, or if the withdrawal has failed, the time of the next attempt.
 func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry time.Time) {
 	wasAnnounced, before := r.Announced, r.Reason
 	if wasAnnounced {
@@ -488,7 +494,8 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 }
 
 // Drain withdraws all routes. If untilRestart is true, the drain ends with the process. Otherwise
-// it lasts until Undrain. If that cannot be stored, Drain returns an error and changes nothing.
+// it lasts until Undrain, if the balancer has a directory for its state. If the file about the
+// drain cannot be written there, Drain returns an error and changes nothing.
 func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
@@ -505,7 +512,8 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	})
 }
 
-// Undrain ends a drain. If that cannot be stored, Undrain returns an error and changes nothing.
+// Undrain ends a drain. If the file about the drain cannot be removed, Undrain returns an error and
+// changes nothing.
 func (a *Announcer) Undrain(ctx context.Context) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
@@ -546,7 +554,7 @@ func (a *Announcer) store() error {
 	return atomicfile.Write(a.file, []byte("segue undrain --self removes this file.\n"), 0o644)
 }
 
-// State returns the present state.
+// State returns the present state. It returns an error if the speaker cannot list its sessions.
 func (a *Announcer) State(ctx context.Context) (*State, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

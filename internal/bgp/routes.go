@@ -36,7 +36,9 @@ type vip struct {
 }
 
 // vipsOf returns the VIPs of all services, without services that are never announced. A VIP is
-// served as long as any of its services is, because a withdrawal would end all of them.
+// served as long as any of its services is, because a withdrawal would end all of them. A service
+// is served if it is Ready, or if it is Usable and configured to be announced then. A VIP has the
+// communities of the balancer and of all its services.
 func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vip {
 	vips := map[netip.Addr]*vip{}
 	for _, s := range services {
@@ -95,7 +97,8 @@ func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 	d.served = time.Time{}
 }
 
-// due returns when the VIP may be announced, if it is served from now on.
+// due notes that the VIP is served now. It returns when the route may be announced, if the VIP is
+// served until then: now, if the route was never withdrawn.
 func (d *damping) due(now time.Time, holdDown time.Duration) time.Time {
 	if d.withdrawals == 0 {
 		return now

@@ -107,8 +107,8 @@ func (s *speaker) refuseRoutes(ctx context.Context) error {
 	})
 }
 
-// forward sends a change of a session's state to events. If nobody reads it yet, forward blocks,
-// and the library keeps further events.
+// forward sends a change of a session's state to the channel events, and ignores other events of
+// peers. If nobody reads the channel yet, forward blocks, and the library keeps further events.
 func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_PeerEvent) {
 	if e.Type != apiutil.PEER_EVENT_STATE {
 		return
@@ -193,7 +193,7 @@ type session struct {
 	prefixes     uint64        // the number of prefixes announced to the peer
 }
 
-// sessions returns the established sessions.
+// sessions returns the established sessions by the addresses of their peers.
 func (s *speaker) sessions(ctx context.Context) (map[netip.Addr]session, error) {
 	all := map[netip.Addr]session{}
 	err := s.server.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(p *api.Peer) {
@@ -249,7 +249,7 @@ func (r route) path() (*apiutil.Path, error) {
 		Attrs: []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)},
 	}
 	hop := r.nextHop
-	if r.vip.Is4() {
+	if r.vip.Is4() { // IPv4 has the next hop in NEXT_HOP, and IPv6 in MP_REACH_NLRI (RFC 4760)
 		if !hop.IsValid() {
 			hop = netip.IPv4Unspecified()
 		}

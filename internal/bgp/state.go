@@ -73,7 +73,8 @@ const (
 )
 
 // text returns in plain words why a route was withdrawn. The Reason is empty if the VIP was removed
-// from the configuration.
+// from the configuration. Unchecked and HeldDown only delay an announcement: no withdrawal has
+// these reasons.
 func (r Reason) text() string {
 	switch r {
 	case NotServed:

@@ -76,7 +76,8 @@ func (b *board) record(v verdict) {
 	b.mark(n)
 }
 
-// mark notes whether the reader must still receive the state of a target.
+// mark notes whether the reader must still receive the state of a target. The reader never receives
+// the state Unchecked.
 func (b *board) mark(n name) {
 	if w := b.watches[n]; w.state != w.told && w.state != Unchecked {
 		b.untold[n] = w

@@ -120,7 +120,8 @@ func isOwn(errno unix.Errno) bool {
 	return false
 }
 
-// dialer returns a dialer of connections to the target.
+// dialer returns a dialer of connections to the target. If the target is OnPath, its sockets send
+// on the path of clients' packets. The error wraps ErrUntried if the host cannot use this path.
 func (c *Checker) dialer(t *Target) (*net.Dialer, error) {
 	dialer := &net.Dialer{KeepAlive: -1}
 	if !t.OnPath {

@@ -105,11 +105,11 @@ func (c *Checker) Run(ctx context.Context) error {
 	defer cancel()
 
 	var b *board
-	b = newBoard(func(w *watch) {
+	b = newBoard(func(w *watch) { // begins to check a target
 		var life context.Context
 		life, w.stop = context.WithCancel(ctx)
 		first := time.Duration(0)
-		if n := b.wanted; n > crowd {
+		if n := b.wanted; n > crowd { // spread the first checks of many targets
 			first = rand.N(min(w.target.Interval, time.Duration(n)*firstPace))
 		}
 		running.Go(func() { c.follow(life, w, first) })
@@ -181,8 +181,9 @@ func (t *Target) wait() time.Duration {
 // CPU time, and may also read answers too late. So the timeout proves nothing about the server.
 var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", ErrUntried)
 
-// check checks a target once, and reports a change of its state. late is the time by which the
-// check begins too late.
+// check checks a target once, and reports a change of its state. If this host could not make the
+// check, check reports that to Run. The state of the target then changes only by giveUp. late is
+// the time by which the check begins too late.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	before, err := s.state, c.attempt(ctx, &w.target)
 	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {

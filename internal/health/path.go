@@ -365,8 +365,8 @@ func (w *way) find(is4, isMade bool) source {
 }
 
 // choose returns the source address of a family: a preferred address, or else the first address of
-// the interface, or else the first address of any other interface. Servers must have a route to it.
-// A VIP cannot be a source, because the servers have it, too.
+// the interface, or else the first address of any other interface. Servers must have a route to
+// this address. A VIP cannot be a source, because the servers have it, too.
 func (w *way) choose(f family) (netip.Addr, error) {
 	all, err := netlink.AddrList(nil, f.number)
 	if err != nil {

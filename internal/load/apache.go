@@ -167,10 +167,10 @@ func parseScoreboard(content []byte) (scoreboard, error) {
 		len(content), servers, threads)
 }
 
-// load counts busy workers as mod_status does: those of live processes that are not being replaced,
-// in any state but dead, starting, ready and dying. After a graceful restart of prefork, a worker
-// that still finishes its request counts, because it occupies its slot. Newer versions of
-// mod_status show such workers separately.
+// load counts the busy workers, and finds the capacity. Busy workers are those that mod_status
+// counts: those of live processes that are not being replaced, in any state but dead, starting,
+// ready and dying. After a graceful restart of prefork, a worker that still finishes its request
+// counts, because it occupies its slot. Newer versions of mod_status show such workers separately.
 //
 // A process never uses its slots beyond ThreadsPerChild. So the highest slot in use, of all
 // processes, gives the number of threads of a process.

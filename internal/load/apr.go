@@ -44,7 +44,8 @@ func systemVKey(path string) (int, error) {
 	return int(int32(uint32(stat.Ino&0xffff) | uint32(stat.Dev&0xff)<<16 | project&0xff<<24)), nil
 }
 
-// attach copies the scoreboard from the System V shared memory that belongs to the file.
+// attach copies the scoreboard from the System V shared memory that belongs to the file. size is
+// the size that the file gives. The memory may be larger.
 func (a *Apache) attach(path string, size uint64) ([]byte, error) {
 	key, err := systemVKey(path)
 	if err != nil {

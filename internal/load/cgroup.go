@@ -39,7 +39,8 @@ func NewCgroup(path string) *Cgroup {
 // errFirst is the error of the first Read of a group.
 var errFirst = errors.New("no interval has passed yet")
 
-// Read returns the load. It is an error if it is the first Read of the group.
+// Read returns the load. It returns an error if the files of the group cannot be read. It also
+// returns an error if there is no earlier reading of the same group to compare with.
 func (c *Cgroup) Read() (Load, error) {
 	l, err := c.read()
 	if err != nil {
@@ -48,10 +49,11 @@ func (c *Cgroup) Read() (Load, error) {
 	return l, nil
 }
 
+// read does the work of Read. Its errors do not name the group.
 func (c *Cgroup) read() (Load, error) {
 	now, err := takeSample(c.path)
 	if err != nil {
-		c.last = sample{}
+		c.last = sample{} // a group that comes back begins anew
 		return Load{}, err
 	}
 	capacity, err := cpus(c.path)
@@ -62,7 +64,7 @@ func (c *Cgroup) read() (Load, error) {
 	c.last = now
 	elapsed := now.at.Sub(last.at).Microseconds()
 	if now.inode != last.inode || now.usage < last.usage || elapsed <= 0 {
-		return Load{}, errFirst
+		return Load{}, errFirst // last is not an earlier sample of the same group
 	}
 	busy := float64(now.usage-last.usage) / float64(elapsed)
 	return Load{Busy: milli(busy), Capacity: max(1, milli(capacity))}, nil

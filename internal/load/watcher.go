@@ -121,7 +121,8 @@ func (w *Watcher) poll(ticks ticker) {
 	}
 }
 
-// record stores and reports the result of a read.
+// record stores and reports the load of a successful read. Of a failed read, it only stores the
+// error: the last load stays valid until checkStale finds it too old.
 func (w *Watcher) record(l Load, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

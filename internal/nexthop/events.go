@@ -63,7 +63,7 @@ func (r *Resolver) matters(message syscall.NetlinkMessage) bool {
 		}
 		n, e := parseNeighbour(message.Data)
 		if message.Header.Type == unix.RTM_DELNEIGH {
-			e = entry{}
+			e = entry{} // the entry is gone, and so not managed
 		}
 		known := r.neighbours[n]
 		return known != nil && known.differs(e)

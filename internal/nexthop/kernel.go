@@ -64,6 +64,7 @@ func readSnapshot(targets targets) (s *snapshot, err error) {
 	return s, err
 }
 
+// readLinks lists the interfaces by their indexes. MAC is zero for one without an Ethernet address.
 func readLinks() (map[int]Link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -105,6 +106,7 @@ func readAddresses() ([]netip.Addr, error) {
 	return slices.Compact(all), err
 }
 
+// readNeighbours lists the entries of the kernel's neighbour tables.
 func readNeighbours() (map[neighbour]entry, error) {
 	all := map[neighbour]entry{}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
@@ -140,7 +142,7 @@ func parseNeighbour(message []byte) (n neighbour, e entry) {
 			e.ours = bytes.Equal(value, []byte{originator})
 		}
 	}
-	e.ours = e.ours && e.managed
+	e.ours = e.ours && e.managed // a released entry keeps the number of the resolver
 	return n, e
 }
 

@@ -40,7 +40,7 @@ type Hop struct {
 
 // Update is the whole state of a resolver.
 type Update struct {
-	Own  []Link // the resolver's interfaces, in its order; a missing one is zero
+	Own  []Link // the interfaces named to New, in that order; one that does not exist is zero
 	Hops map[netip.Addr]Hop
 	// Addresses are those of the host, sorted, without scopes.
 	Addresses []netip.Addr
@@ -65,8 +65,8 @@ const refresh = 30 * time.Second
 // retry is the time until the tables are read again after a failure.
 const retry = time.Second
 
-// leisure limits the cost of endless events. After a reading that took some time, events cause no
-// other reading for leisure times as long.
+// leisure limits the cost of endless events. After a reading, events cause no other reading for
+// leisure times the duration of the first.
 const leisure = 9
 
 // Resolver follows interfaces by their names, and the routes and neighbours of its
@@ -209,7 +209,8 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// retarget replaces the targets, and forgets what was known about former targets.
+// retarget replaces the targets. It forgets which former targets had routes of their own, and their
+// hops of the earlier process.
 func (r *Resolver) retarget(addresses []netip.Addr) {
 	r.targets = newTargets(addresses)
 	gone := func(target netip.Addr) bool {
@@ -220,7 +221,8 @@ func (r *Resolver) retarget(addresses []netip.Addr) {
 	maps.DeleteFunc(r.resumed, func(target netip.Addr, _ Hop) bool { return gone(target) })
 }
 
-// resolve reads the kernel's tables, and finds the hop of every target.
+// resolve reads the kernel's tables, and finds the hop of every target, or the reason why there is
+// none. If a target has both a hop and a problem, resolve logs the problem.
 func (r *Resolver) resolve() (Update, error) {
 	kernel, err := readSnapshot(r.targets)
 	if err != nil {
@@ -237,7 +239,7 @@ func (r *Resolver) resolve() (Update, error) {
 	problems := map[netip.Addr]string{}
 	for _, target := range r.targets {
 		f := r.found[target]
-		for _, way := range f.ways {
+		for _, way := range f.ways { // the first error is enough
 			f.err = cmp.Or(f.err, failures[way])
 		}
 		hop, ok := r.hop(kernel, f)
@@ -249,7 +251,7 @@ func (r *Resolver) resolve() (Update, error) {
 			}
 		case f.err != nil:
 			now.Problems[target] = f.err.Error()
-		default:
+		default: // the kernel keeps asking for the neighbours, and none has answered yet
 			now.Problems[target] = fmt.Sprintf("%s does not answer on %s", f.ways[0].address,
 				kernel.links[f.ways[0].ifindex].Name)
 		}
@@ -357,7 +359,8 @@ func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 
 // hop returns the next hop by the first neighbour of a route that answers, or else by the first one
 // that ever did. The last known MAC address stays in use while the kernel looks for a neighbour,
-// and after that has failed: the neighbour may be back before the kernel asks again.
+// and after that has failed: the neighbour may be back before the kernel asks again. hop returns
+// false if no neighbour of the route has a known MAC address.
 func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 	var best Hop
 	for _, way := range f.ways {
@@ -376,7 +379,8 @@ func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 	return best, best.Via.IsValid()
 }
 
-// manage makes the kernel keep a neighbour resolved.
+// manage makes the kernel keep a neighbour resolved, unless it does so already. If the entry is
+// from a resolver, this resolver will release it.
 func (r *Resolver) manage(s *snapshot, way neighbour) error {
 	link := s.links[way.ifindex]
 	if link.MAC == [6]byte{} {

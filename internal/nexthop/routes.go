@@ -154,7 +154,7 @@ func readObjects() (objects, error) {
 // sizeofNhmsg is the size of a struct nhmsg, in bytes.
 const sizeofNhmsg = 8
 
-// add reads a struct nhmsg and the attributes after it.
+// add adds the nexthop object of a message: a struct nhmsg and the attributes after it.
 func (all objects) add(message []byte) {
 	var id uint32
 	o := object{path: path{weight: 1, dead: number(message[4:])&unix.RTNH_F_DEAD != 0}}

@@ -132,7 +132,8 @@ var nowhere = found{bits: -1, err: errors.New("no route")}
 var errOwn = errors.New("the address is this host's own")
 
 // lookup finds the neighbours through which the kernel would send a packet of this host to an
-// address.
+// address. The result comes from the first matching rule that drops packets, or whose table has a
+// route that the rule does not ignore. Without such a rule, it is nowhere.
 //
 // Unlike a lookup by the kernel (ask), it ignores the states of neighbours. For IPv6, the kernel
 // skips a route whose neighbour has failed, and tries shorter prefixes (rt6_score_route in
@@ -145,7 +146,7 @@ func (p *policy) lookup(target netip.Addr) found {
 		}
 		switch rule.action {
 		case unix.FR_ACT_GOTO:
-			if to := p.ruleAt(rule.jump); to > i {
+			if to := p.ruleAt(rule.jump); to > i { // a jump leads forward only
 				i = to - 1 // the loop adds 1
 			}
 		case unix.FR_ACT_BLACKHOLE, unix.FR_ACT_UNREACHABLE, unix.FR_ACT_PROHIBIT:
@@ -162,7 +163,8 @@ func (p *policy) lookup(target netip.Addr) found {
 	return nowhere
 }
 
-// ask makes the kernel look up an address.
+// ask makes the kernel look up an address. If the kernel has no usable route, or refuses the
+// request, the result is nowhere.
 func ask(target netip.Addr) found {
 	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
 	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{

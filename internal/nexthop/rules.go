@@ -54,7 +54,7 @@ func readRules(family byte) ([]rule, error) {
 	err := dump(unix.RTM_GETRULE, unix.RTM_NEWRULE, family, unix.SizeofRtMsg, func(message []byte) {
 		rules = append(rules, parseRule(message))
 	})
-	if errors.Is(err, unix.EOPNOTSUPP) {
+	if errors.Is(err, unix.EOPNOTSUPP) { // the kernel has no policy routing
 		return defaultRules, nil
 	}
 	slices.SortStableFunc(rules, func(a, b rule) int { return cmp.Compare(a.priority, b.priority) })

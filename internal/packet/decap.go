@@ -49,8 +49,8 @@ func open(frame []byte) (envelope, error) {
 	return env, nil
 }
 
-// inner returns the IP header of a tunnel's inner packet, and its offset in the outer packet. If
-// the encapsulation is an inserted segment routing header, there is no inner packet.
+// inner returns the IP header of a tunnel's inner packet, and its offset in the outer packet. It is
+// only for a tunnel: an inserted segment routing header has no inner packet.
 func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 	if env.ip.fragment {
 		return ipHeader{}, 0, fmt.Errorf("outer IPv4: %w", ErrFragment)

@@ -40,8 +40,9 @@ type Header struct {
 	FragmentOffset int
 }
 
-// FinalDestination returns the address to which the packet is finally delivered: the last segment,
-// if it is an inserted segment routing header, or else the destination.
+// FinalDestination returns the address to which the packet is finally delivered. If the packet has
+// an inserted segment routing header with segments left, this is the last segment. Otherwise it is
+// the destination.
 func (h Header) FinalDestination() netip.Addr {
 	if h.SRH != nil && h.SRH.SegmentsLeft > 0 && !h.carriesIP() {
 		return h.SRH.Segments[0]
@@ -112,7 +113,8 @@ func complete(layer gopacket.Layer) bool {
 	return len(layer.LayerContents()) > 0
 }
 
-// add adds the fields of a layer to the packet.
+// add adds the fields of a layer to the packet. An extension header changes the last IP header. add
+// ignores layers of other types.
 func (p *Packet) add(layer gopacket.Layer) error {
 	switch l := layer.(type) {
 	case *layers.Ethernet:
@@ -146,6 +148,7 @@ func (p *Packet) add(layer gopacket.Layer) error {
 	return nil
 }
 
+// addIPv4 adds an IPv4 header. It returns an error if the packet is shorter than the header says.
 func (p *Packet) addIPv4(l *layers.IPv4) error {
 	p.Headers = append(p.Headers, Header{
 		Source: netip.AddrFrom4([4]byte(l.SrcIP)), Destination: netip.AddrFrom4([4]byte(l.DstIP)),
@@ -156,6 +159,7 @@ func (p *Packet) addIPv4(l *layers.IPv4) error {
 	return checkLength(int(l.Length), len(l.Contents)+len(l.Payload))
 }
 
+// addIPv6 adds an IPv6 header. It returns an error if the packet is shorter than the header says.
 func (p *Packet) addIPv6(l *layers.IPv6) error {
 	p.Headers = append(p.Headers, Header{
 		Source: netip.AddrFrom16([16]byte(l.SrcIP)), Destination: netip.AddrFrom16([16]byte(l.DstIP)),
@@ -176,6 +180,8 @@ func checkLength(announced, present int) error {
 	return nil
 }
 
+// addRouting adds a segment routing header to the last IP header. Of a routing header of another
+// type, it only takes the protocol that follows.
 func (p *Packet) addRouting(l *layers.IPv6Routing) error {
 	h := p.last()
 	h.Protocol = l.NextHeader

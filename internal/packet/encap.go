@@ -91,6 +91,8 @@ func (e Encap) insert(p []byte, ip ipHeader) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The list begins with the sender's address, which the packet does not visit, and ends with the
+	// packet's destination.
 	path := append([]netip.Addr{e.Sender}, e.Segments...)
 	srh := NewSRH(len(e.Segments), append(path, ip.destination)...)
 	srh.NextHeader = layers.IPProtocol(p[nextHeader])

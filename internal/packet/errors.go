@@ -24,7 +24,7 @@ var (
 
 	// ErrNotEncapsulated: a packet to a SID or a tunnel's end contains no packet to deliver.
 	ErrNotEncapsulated = errors.New("not encapsulated")
-	// ErrSegments: a segment routing header has an impossible segments left or last entry.
+	// ErrSegments: a segment routing header is missing or malformed, or has no segment left.
 	ErrSegments = errors.New("bad segment routing header")
 	// ErrGRE: a GRE header has a version, a flag or a protocol that balancers do not send.
 	ErrGRE = errors.New("bad GRE header")

@@ -55,8 +55,8 @@ func fragmentIPv4(header []byte, offset int, more bool, id uint16) {
 }
 
 // fragmentIPv6 appends a fragment header to an IPv6 header and its hop-by-hop options. nextHeader
-// is the offset of the field that then announces the fragment header. The others are as for
-// fragmentIPv4.
+// is the offset of the field that then announces the fragment header. offset, more and id are the
+// same as in fragmentIPv4.
 func fragmentIPv6(header []byte, nextHeader, offset int, more bool, id uint32) []byte {
 	field := uint16(offset)
 	if more {

@@ -85,6 +85,8 @@ func parseIP(p []byte, version int) (ipHeader, error) {
 	return ip, nil
 }
 
+// parseIPv4 reads the IPv4 header at the start of p. It returns an error if p is too short for a
+// header, or if the lengths in the header contradict each other.
 func parseIPv4(p []byte) (ipHeader, error) {
 	if len(p) < ipv4Length {
 		return ipHeader{}, fmt.Errorf("%d bytes of an IPv4 header: %w", len(p), ErrTruncated)
@@ -106,6 +108,8 @@ func parseIPv4(p []byte) (ipHeader, error) {
 	return ip, nil
 }
 
+// parseIPv6 reads the IPv6 header at the start of p. It returns an error if p is too short for a
+// header.
 func parseIPv6(p []byte) (ipHeader, error) {
 	if len(p) < ipv6Length {
 		return ipHeader{}, fmt.Errorf("%d bytes of an IPv6 header: %w", len(p), ErrTruncated)
@@ -125,7 +129,7 @@ func parseIPv6(p []byte) (ipHeader, error) {
 func trafficClass(ipv6 []byte) uint8 { return uint8(binary.BigEndian.Uint16(ipv6) >> 4) }
 
 // extensionLength returns the length in bytes of the IPv6 extension header at the start of p. It
-// returns an error if p is shorter.
+// returns an error if the header extends beyond the end of p.
 func extensionLength(p []byte) (int, error) {
 	if len(p) < extensionUnit {
 		return 0, fmt.Errorf("%d bytes of an extension header: %w", len(p), ErrTruncated)

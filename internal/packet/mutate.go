@@ -42,8 +42,8 @@ func NetworkOffset(frame []byte) int {
 }
 
 // TransportOffset returns the offset of what follows the IP header and its extension headers: for
-// example, TCP or the inner packet of a tunnel. In a fragment other than the first, that is the
-// data.
+// example, TCP or the inner packet of a tunnel. In a fragment other than the first, this is a
+// part of the data of the original packet.
 func TransportOffset(frame []byte) int {
 	network, ip, err := parseFrame(frame)
 	must(err)

@@ -15,8 +15,9 @@ import (
 var dummyIPv4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
 // Probe returns the frame of a probe about a VIP, before the balancer encapsulates it for a server.
-// sender is the balancer's address. The token is in host byte order, because only the balancer
-// reads it.
+// sender is the balancer's address, which is the source if the VIP is an IPv6 address. For an IPv4
+// VIP, the source is dummyIPv4. The token is in host byte order, because only the balancer reads
+// it.
 func Probe(sender, vip netip.Addr, token uint64, options ...Option) []byte {
 	return probe(sender, vip, binary.NativeEndian.AppendUint64(nil, token), options)
 }

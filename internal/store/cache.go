@@ -60,7 +60,8 @@ func LoadCache(path, prefix string) (*State, error) {
 	return c.State, nil
 }
 
-// save replaces the file. If that fails, the former file stays.
+// save writes the state to the file at path. If that fails, the former file stays. prefix is that
+// of the fleet.
 func (s *State) save(path, prefix string) error {
 	text, err := json.Marshal(cached{format, prefix, s})
 	if err != nil {

@@ -38,7 +38,8 @@ func (c *causes) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapc
 	return checked
 }
 
-// Write implements zapcore.Core. It keeps the error of a log entry.
+// Write implements zapcore.Core. It keeps the error of a log entry, unless the error only says that
+// the time of a request is over.
 func (c *causes) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 	for _, f := range fields {
 		err, ok := f.Interface.(error)
@@ -64,8 +65,9 @@ var errFull = errors.New("the store is full (etcdctl alarm list)")
 // errNoAnswer tells that the store has not answered a request in its time.
 var errNoAnswer = errors.New("no answer in time")
 
-// describe returns a short error that says why a request has failed. began is when the request
-// began: the client's log may have an error of an earlier request.
+// describe returns a short error that says why a request has failed. If the request has timed out,
+// this is the last error in the client's log. began is when the request began: an earlier error in
+// the log belongs to another request.
 func (c *causes) describe(err error, began time.Time) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):

@@ -23,7 +23,7 @@ type Document struct {
 }
 
 // Document returns the tree as a document. It returns an error that names the first key with an
-// invalid name or value.
+// invalid name or value, or a service that has servers but no key of its own.
 func (t Tree) Document() (*Document, error) {
 	d := &Document{}
 	services := map[string]desired.Fields{}
@@ -60,7 +60,7 @@ func (t Tree) Document() (*Document, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(services)) {
 		list := servers[name]
-		if list == nil {
+		if list == nil { // a service without servers has an empty list
 			list = []any{}
 		}
 		services[name]["servers"] = list
@@ -149,8 +149,8 @@ func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
 }
 
 // WithOverridesOf returns the tree with the overrides of another tree, even those that Document
-// cannot read. If the tree itself has a service that an override adds, the override must no longer
-// add it, or the servers that came with it.
+// cannot read. If the tree itself has a service that an override adds, WithOverridesOf makes this
+// override add nothing, and also the overrides of the servers that were added with the service.
 func (t Tree) WithOverridesOf(other Tree) Tree {
 	next, _ := t.WithOverrides(nil) // without overrides there is no error
 	for key, value := range other {
@@ -190,8 +190,8 @@ func (t Tree) isAdopted(key string) bool {
 	return server == "" || len(servers) == 0
 }
 
-// dropAdd makes the override at a key add nothing. What it sets stays. An override that cannot be
-// read stays as it is.
+// dropAdd makes the override at a key add nothing. What the override sets stays. If it sets
+// nothing, dropAdd deletes the key. An override that cannot be read stays as it is.
 func (t Tree) dropAdd(key string) {
 	o, err := t.override(key)
 	if err != nil || o.Add == nil {
@@ -243,6 +243,7 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 		}
 	}
 	removed := map[int]bool{} // the indexes in all of added servers that another override removes
+	// all has the added servers now. Add the overrides themselves.
 	for _, o := range overrides {
 		i, isAdded := added[overrideKey(o.Service, o.Server)]
 		switch {
@@ -250,7 +251,7 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 			removed[i] = true
 		case isAdded: // the server has one override already, so it must also have what o sets
 			all[i].Set = o.Set
-		case len(t.addedServers(o)) > 0:
+		case len(t.addedServers(o)) > 0: // the service stays in its override, but not its servers
 			o.Add = without(o.Add, "servers")
 			o.Add["servers"] = []any{}
 			all = append(all, o)
@@ -330,9 +331,9 @@ func without(fields map[string]any, names ...string) map[string]any {
 // drainedField is the field of a server that tells whether the server is drained.
 const drainedField = "drained"
 
-// withDrainsOf returns the tree with one difference: a server is drained if it is drained in a
-// later tree. Balancers follow drains of a change before the change is released, because a drain
-// does not change a set of servers.
+// withDrainsOf returns the tree with one difference: a server that a later tree has, too, is
+// drained or not as it is in the later tree. Balancers follow drains of a change before the change
+// is released, because a drain does not change a set of servers.
 func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 	result := maps.Clone(t)
 	for _, c := range t.changesTo(later) {
@@ -387,8 +388,8 @@ func (t Tree) followServer(key string, later Tree) error {
 	return t.put(key, without(withDrainOf(before, after), "name"))
 }
 
-// followOverride makes the override at a key drain its server if it does so in a later tree. An
-// override that then has no effect is deleted.
+// followOverride makes the override at a key drain its server, or not, as the override at this key
+// in a later tree does. If the override then has no effect, followOverride deletes it.
 func (t Tree) followOverride(key string, later Tree) error {
 	before, err := t.override(key)
 	after, problem := later.override(key)

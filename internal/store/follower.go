@@ -52,7 +52,7 @@ type Follower struct {
 	interval time.Duration // generationInterval, except in tests
 	// deference is strangerPause, except in tests.
 	deference time.Duration
-	history   serversets.Generations // from before the balancer had a store
+	history   serversets.Generations // those that the balancer had before it followed a store
 
 	first    chan struct{} // closed when the balancer follows its first state
 	confirms chan confirmation
@@ -64,7 +64,7 @@ type Follower struct {
 	changed chan struct{} // closed and replaced when the status changes
 }
 
-// Status is the condition of a balancer's connection to the store.
+// Status tells whether the store answers, and which version of it a balancer follows.
 type Status struct {
 	// Reachable tells whether the store answers. Since is the time from which on it does, or does not.
 	Reachable bool
@@ -80,7 +80,7 @@ type Status struct {
 	// Newest is the last version of the store that was read.
 	Newest Version
 	// Held tells why the balancer does not follow the store's released version, or why it cannot
-	// follow the last version, which is not released yet.
+	// follow the last version, which is not released yet. Empty: neither is the case.
 	Held string
 	// Confirmable is a version that the balancer does not follow because it removes too many servers.
 	// Confirm makes the balancer follow it. The zero value means that there is none.
@@ -119,7 +119,7 @@ func NewFollower(
 	return f
 }
 
-// Status returns the condition of the connection.
+// Status returns the present status.
 func (f *Follower) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,7 +153,8 @@ func (f *Follower) update(change func(*Status)) {
 	}
 }
 
-// Await waits until the status fulfils a condition, or until the context ends.
+// Await waits until condition returns true for the status, or until the context ends. In the second
+// case, it returns the cause of the context's end.
 func (f *Follower) Await(ctx context.Context, condition func(Status) bool) error {
 	for {
 		f.mu.Lock()
@@ -202,7 +203,7 @@ func newReleaser(f *Follower) *releaser {
 }
 
 // reached notes whether the store answers: err is nil, or says why it does not. It logs when the
-// store begins or ceases to answer.
+// store begins or ceases to answer, and if the first attempt to reach it fails.
 func (f *Follower) reached(err error) {
 	problem := ""
 	if err != nil {
@@ -224,7 +225,9 @@ func (f *Follower) reached(err error) {
 }
 
 // follow considers each content of the store, and each confirmation, until the context ends. If the
-// store has delivered nothing usable after startPatience, the balancer begins with its own file.
+// store has delivered nothing usable after startPatience, the balancer begins with its own file. If
+// the balancer cannot follow a content, or cannot write its own file, follow considers the content
+// again after retryInterval.
 func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 	patience := time.NewTimer(startPatience)
 	defer patience.Stop()
@@ -260,9 +263,9 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 	}
 }
 
-// begin makes the balancer begin with the state of its own file. It does nothing if there is none,
-// or if the balancer has begun already. reason tells why the balancer does not begin with the
-// store's state.
+// begin makes the balancer begin with the state of its own file. It does nothing if the file has no
+// state, or if the balancer has begun already. reason tells why the balancer does not begin with
+// the store's state.
 func (f *Follower) begin(ctx context.Context, reason string) {
 	state := f.State()
 	if state == nil || f.hasBegun() {
@@ -284,7 +287,10 @@ type confirmation struct {
 	reply   chan error // has room for the answer, so the sender never waits
 }
 
-// outcome returns the answer to a confirmation, after consider has returned err.
+// outcome returns the answer to a confirmation, after consider has returned err. The answer is nil
+// if the balancer follows the confirmed version. It wraps ErrVersion if the store has released
+// another version, which the balancer either follows or cannot follow without a confirmation of its
+// own. Otherwise it is err.
 func (f *Follower) outcome(confirmed Version, err error) error {
 	s := f.Status()
 	switch {
@@ -338,6 +344,7 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 	}
 	held := err // what the status reports
 	if err == nil || errors.Is(err, errNotReleased) || errors.Is(err, errUnreadable) {
+		// The released version is no obstacle itself, so the last version may be what is wrong.
 		if unfit := f.checkNewest(n); unfit != nil {
 			held = unfit
 		}
@@ -412,9 +419,12 @@ func stateOf(n *Snapshot) (*State, error) {
 	return &State{version, content, generations}, nil
 }
 
-// apply makes the balancer follow a state, unless it follows the same state already. If it returns
-// an error because the state removes too many servers, confirmable is true: an operator can confirm
-// the state.
+// apply makes the balancer follow the state next. If the balancer follows the same state already,
+// apply only notes the new version. If the balancer cannot or must not follow next, apply returns
+// an error, and the earlier state stays in force. A balancer that has just started then begins with
+// the state of its own file, if there is one. confirmable is true if the error is that next removes
+// too many servers: an operator can confirm next. confirmed is the version that an operator has
+// confirmed.
 func (f *Follower) apply(
 	ctx context.Context, n *Snapshot, next *State, confirmed Version,
 ) (confirmable bool, err error) {
@@ -460,7 +470,8 @@ func (s *State) equal(other *State) bool {
 }
 
 // check returns an error if the balancer cannot follow a state, or must not, because the state
-// removes more servers than the limit permits. In the second case, confirmable is true.
+// removes more servers than the limit permits. In the second case, confirmable is true. before is
+// the state in force. If it is nil, there is no limit.
 func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, err error) {
 	document, wanted, err := f.interpret(next.Version, next.Content)
 	if err != nil || before == nil {
@@ -471,15 +482,17 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	if err != nil {
 		return false, err
 	}
+	// Only then can the numbers of changes be compared.
 	isSameStore := before.Version.Epoch == next.Version.Epoch
-	// The writer of a change since the state before has permitted it to remove servers.
+	// The last change whose writer has permitted removals is in next, and not in the state before.
 	isPermitted := before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
 	if isSameStore && isPermitted {
 		return false, nil
 	}
 	was, is := had.serving(), document.serving()
-	// The writer of a change since then has named the servers to drain, so these do not count. The
-	// change may be later than next: drains do not wait for the release.
+	// The last change whose writer has named the servers to drain is not in the state before. So
+	// drained servers do not count. This change may be later than next: drains do not wait for the
+	// release.
 	if isSameStore && before.Version.Change < n.head.Drains {
 		was, is = was.WithoutDrains(), is.WithoutDrains()
 	}
@@ -512,8 +525,8 @@ func (f *Follower) adopt(state *State, isNew bool) {
 	f.update(func(s *Status) { s.Unsaved = unsaved })
 }
 
-// save writes the balancer's own file. If an earlier file could not be read, it keeps this one
-// under another name.
+// save writes the balancer's own file. If the present file could not be read at the start, save
+// first renames it, so that it is kept.
 func (f *Follower) save(state *State) error {
 	if f.setAside {
 		aside := f.cache + ".invalid"
@@ -526,8 +539,8 @@ func (f *Follower) save(state *State) error {
 	return state.save(f.cache, f.store.prefix)
 }
 
-// report puts the result of consider into the status, and logs changes. err is nil if the balancer
-// follows the store.
+// report puts the result of consider into the status. It logs if the reason why the balancer does
+// not follow the store has changed. err is this reason, or nil if the balancer follows the store.
 func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	held := ""
 	if err != nil {
@@ -555,7 +568,8 @@ func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	}
 }
 
-// First waits until the balancer has begun. It calls waiting after each startPatience until then.
+// First waits until the balancer follows its first state. Until then, it calls waiting at intervals
+// of startPatience. It returns an error if the context ends first.
 func (f *Follower) First(ctx context.Context, waiting func(Status)) error {
 	tick := time.NewTicker(startPatience)
 	defer tick.Stop()

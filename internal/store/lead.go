@@ -31,8 +31,8 @@ const (
 	generationInterval = 10 * time.Second
 	// strangerPause is how long a balancer without history leaves the lease to others, if the store
 	// has no generations. By then, a balancer with a history has connected again. After an outage, it
-	// may have just begun its longest pause; in gRPC, a pause and an attempt to connect can follow.
-	// The time is twice as long, because one attempt may fail.
+	// may have just begun its longest pause. A pause of gRPC and an attempt to connect can follow, each
+	// of longestDial. If the balancer's next request fails, too, another longestPause follows.
 	strangerPause = 2*longestPause + 2*longestDial
 	// unfitPause is how long a balancer does not take the lease again after it has found that it
 	// cannot follow the content. The pause ends earlier if the content changes.
@@ -72,7 +72,9 @@ type beginning struct {
 	at     time.Time
 }
 
-// run takes the lease whenever nobody has it, and then releases changes, until the context ends.
+// run takes the lease whenever nobody has it, and then releases changes, until the context ends. It
+// makes a pause if defers demands one, or if hold has failed. During a pause, it does not take the
+// lease.
 func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 	var newest *Snapshot
 	again := time.NewTimer(0) // fires when a pause ends
@@ -84,8 +86,8 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			return
 		case newest = <-snapshots:
 			r.note(newest) // also while another balancer leads, because this one may have to take over
-			// A pause goes on if there is a new snapshot: the end of the own lease causes one, too. Only a
-			// change after the one that this balancer could not release ends the pause.
+			// A new snapshot does not end a pause, because the end of this balancer's lease causes one, too.
+			// Only a change after the one that this balancer could not release ends the pause.
 			isNewChange := r.unfitAt > 0 && newest.headAt != r.unfitAt
 			if isPausing && !isNewChange {
 				continue
@@ -93,7 +95,8 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		case <-again.C:
 			isPausing = false
 		}
-		// If this balancer has lost its lease, the key may still be there, with its own token.
+		// If this balancer has lost its lease, the key leader may still exist, with this balancer's token.
+		// Then nobody else has the lease.
 		isTaken := newest.leader != "" && newest.leader != r.token
 		if isTaken || newest.Check() != nil {
 			continue
@@ -116,13 +119,14 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		case err != nil:
 			r.log.Warn("make generations", "error", err)
 		}
-		again.Reset(pause)
+		again.Reset(pause) // if there is no pause, only for another attempt
 	}
 }
 
-// defers returns for how long this balancer leaves the lease to others. If the store has lost its
-// content, the history of the first leader becomes that of the fleet. So a balancer without a
-// history must give those with a history time to lead first.
+// defers returns for how long this balancer leaves the lease to others. If the result is not more
+// than 0, the balancer may take the lease now. If the store has lost its content, the history of
+// the first leader becomes that of the fleet. So if the store has no generations, a balancer that
+// has neither a state nor a history gives the others time to lead first.
 func (r *releaser) defers(n *Snapshot) time.Duration {
 	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
 		r.strangerSince = time.Time{}
@@ -136,7 +140,8 @@ func (r *releaser) defers(n *Snapshot) time.Duration {
 
 // hold takes the lease, and releases changes as long as this balancer has it. before is the value
 // of the key leader, or empty. If the key has another value by now, another balancer has the lease,
-// and hold returns nil.
+// and hold returns nil. It also returns nil if the context ends. It returns an error if the lease
+// is lost, or if a change cannot be released.
 func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Snapshot) error {
 	life, err := r.newLease(ctx, leaseTTL)
 	if err != nil {
@@ -177,7 +182,7 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 			return errors.New("the lease is lost")
 		case n := <-snapshots:
 			if n.revision < newest.revision && n.cluster == newest.cluster {
-				// It is from before the lease, or the store was restored from a backup.
+				// n is from before the lease, or the store was restored from a backup.
 				if n, err = r.Read(ctx); err != nil {
 					return err
 				}
@@ -214,9 +219,10 @@ func (r *releaser) begin(service string, number uint64) {
 // errUnfit tells that this balancer cannot make the generations. Another one may be able to.
 var errUnfit = errors.New("another balancer has to make the generations")
 
-// release releases the last change, if it is not released yet. If a service has begun its last
-// generation too short a time ago, release returns the time to wait instead. holds is the condition
-// that this balancer has the lease.
+// release releases the last change. It does nothing if this change is released already, and no
+// generation in the store is damaged. If a service is to get a new generation too soon after its
+// last one, release returns the time to wait instead. If this balancer cannot make the generations,
+// the error wraps errUnfit. holds is the condition that this balancer has the lease.
 func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp) (time.Duration, error) {
 	if n.Check() != nil {
 		return 0, nil // the follower of each balancer reports it
@@ -244,8 +250,8 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 	return 0, r.write(ctx, n, next, holds)
 }
 
-// next returns the generations of the last change: those before it, and new ones for changed
-// services.
+// next returns the generations of the last change. A changed service gets a new generation, and any
+// other service keeps its former one.
 func (r *releaser) next(n *Snapshot, former serversets.Generations) (serversets.Generations, error) {
 	wanted, err := r.interpret(n.Version(), n.Tree())
 	if err != nil {
@@ -301,7 +307,8 @@ func (r *releaser) wait(former, next serversets.Generations) (longest time.Durat
 }
 
 // write writes generations, and then the number of their change into the key release. After that,
-// it removes keys that are no longer needed.
+// it removes keys that are no longer needed. If this balancer has lost the lease, or if somebody
+// has changed the store since the snapshot n, write stops and returns nil.
 func (r *releaser) write(
 	ctx context.Context, n *Snapshot, next serversets.Generations, holds clientv3.Cmp,
 ) error {
@@ -329,13 +336,14 @@ func (r *releaser) write(
 	if n.head.Writing > 0 {
 		return nil // the release of the change that is being written cleans up
 	}
+	// The key release now has another revision than in n, but this value until the next release.
 	conditions[1] = clientv3.Compare(clientv3.Value(r.key(releaseKey)), "=", released)
 	return r.clean(ctx, conditions, plan.remove)
 }
 
-// clean removes keys that nobody needs any more. The conditions say that nothing was released
-// since, and that no writer has begun since. If they do not hold, clean removes nothing more: a
-// later release cleans up.
+// clean removes keys that nobody needs after a release. The conditions say that this is still the
+// last release, and that no writer has begun since. If they do not hold, clean removes nothing
+// more: a later release cleans up.
 func (r *releaser) clean(ctx context.Context, conditions []clientv3.Cmp, keys []string) error {
 	for batch := range slices.Chunk(keys, batchKeys) {
 		operations := make([]clientv3.Op, len(batch))
@@ -362,7 +370,7 @@ type plan struct {
 // plan returns the plan for the release of the last change with its generations.
 func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	p := &plan{}
-	// The snapshot shows these removals already.
+	// Forget the removals that the snapshot shows already.
 	maps.DeleteFunc(r.removed, func(_ string, revision int64) bool { return revision <= n.revision })
 	records := map[string]json.RawMessage{} // by key; nil: the service is removed
 	pieces := map[string]string{}           // of the sets in all records, by key
@@ -384,7 +392,7 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
 			records[key] = nil // the service is removed
 		} else if treeOf(key) != generationsKey && it.isGone(n.head.Change) {
-			p.remove = append(p.remove, key)
+			p.remove = append(p.remove, key) // balancers that follow this release read no value there
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
@@ -400,8 +408,9 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	return p
 }
 
-// planRecord plans what a release does with the record of a service. value is nil if the service is
-// removed.
+// planRecord plans what a release does with the record of a service. value is the service's record
+// as of the release, or nil if the service is removed. The item keeps the record as of the release
+// before, because balancers follow that one until the new release is complete.
 func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p *plan) {
 	before := uint64(0) // the change that was released last; 0: none
 	if version, ok := n.released(); ok {
@@ -413,7 +422,7 @@ func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p 
 		next = now.with(version{n.head.Change, value}, before)
 	}
 	switch text := next.text(); {
-	case len(next) == 0 || next.isGone(before):
+	case len(next) == 0 || next.isGone(before): // no record before the release, and none after it
 		p.remove = append(p.remove, key)
 	case text != n.items[key].text():
 		p.put.add(clientv3.OpPut(r.key(key), text), len(text))

@@ -18,7 +18,8 @@ type lease struct {
 	ended chan struct{} // closed when the lease is no longer kept alive
 }
 
-// newLease gets a lease. It ends when it was not kept alive for the given number of seconds.
+// newLease gets a lease, and keeps it alive until close or the end of the context. The lease ends
+// when it was not kept alive for the given number of seconds.
 func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 	began := time.Now()
 	asking, cancel := forRequest(ctx, requestTimeout)

@@ -11,7 +11,7 @@ import (
 
 // CheckRemovals returns an error if a change of the content takes more than the given share of a
 // service's servers out of service. It counts servers in the same way as a balancer that follows
-// the change. If mayDrain is true, drained servers do not count, but only removed ones.
+// the change. If mayDrain is true, only removed servers count, and drained ones do not.
 func CheckRemovals(before, after Tree, percent uint32, mayDrain bool) error {
 	had, has, err := bothServing(before, after)
 	if err != nil {
@@ -45,8 +45,8 @@ func bothServing(before, after Tree) (had, has desired.Serving, err error) {
 	return first.serving(), second.serving(), nil
 }
 
-// serving returns the servers of the content. It applies the overrides itself, because no balancer
-// may be able to follow the content.
+// serving returns the servers of the content, and tells for each whether it takes new flows. It
+// applies the overrides itself, so it also works for a content that no balancer can follow.
 func (d *Document) serving() desired.Serving {
 	servers := map[string]map[string]desired.Fields{}
 	for _, service := range d.Services {
@@ -54,7 +54,7 @@ func (d *Document) serving() desired.Serving {
 	}
 	for _, o := range d.Overrides {
 		of := servers[o.Service]
-		switch {
+		switch { // other overrides neither add nor remove a service
 		case o.Server == "" && o.Remove:
 			delete(servers, o.Service)
 		case o.Server == "" && o.Add != nil && of == nil:
@@ -65,7 +65,7 @@ func (d *Document) serving() desired.Serving {
 	for _, o := range d.Overrides {
 		of := servers[o.Service]
 		switch {
-		case o.Server == "" || of == nil:
+		case o.Server == "" || of == nil: // not of a server, or its service does not exist
 			continue
 		case o.Remove:
 			delete(of, o.Server)
@@ -73,7 +73,7 @@ func (d *Document) serving() desired.Serving {
 		case o.Add != nil:
 			of[o.Server] = o.Add
 		}
-		if fields, ok := of[o.Server]; ok {
+		if fields, ok := of[o.Server]; ok { // the server exists, so what the override sets applies
 			of[o.Server] = maps.Clone(fields)
 			maps.Copy(of[o.Server], o.Set)
 		}

@@ -23,7 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/serversets"
 )
 
-// Snapshot is the content of the store at one revision of etcd. It never changes.
+// Snapshot is the content of the store at one revision of etcd. The watch applies events to a
+// snapshot of its own, and passes on copies, which stay as they are.
 type Snapshot struct {
 	prefix   string // of all keys in the store
 	cluster  uint64 // the ID of the cluster of etcd
@@ -39,7 +40,7 @@ type Snapshot struct {
 	// The keys of these maps have no prefix.
 	items    map[string]item
 	pieces   map[string]string // of sets
-	problems map[string]error  // the keys whose values are not valid
+	problems map[string]error  // the keys whose values are not valid, with the reasons
 }
 
 func newSnapshot(prefix string) *Snapshot {
@@ -56,7 +57,8 @@ func (n *Snapshot) clone() *Snapshot {
 	return &c
 }
 
-// put notes the value of a key.
+// put notes the value of a key. If the value is not valid, put notes the reason in problems
+// instead.
 func (n *Snapshot) put(key string, kv *mvccpb.KeyValue) {
 	delete(n.problems, key)
 	err := n.read(key, kv)
@@ -66,7 +68,8 @@ func (n *Snapshot) put(key string, kv *mvccpb.KeyValue) {
 	}
 }
 
-// read notes the value of a key, or returns an error if the value is not valid.
+// read notes the value of a key, or returns an error if the value is not valid. It does not check
+// the pieces of sets, and ignores unknown keys.
 func (n *Snapshot) read(key string, kv *mvccpb.KeyValue) error {
 	switch {
 	case key == headKey:
@@ -144,9 +147,9 @@ func (n *Snapshot) check(considers func(key string) bool) error {
 	return nil
 }
 
-// unreadable returns the removals that a change from invalid values to another content needs: of
-// the keys of services, servers and overrides that have invalid values and that the other content
-// does not have.
+// unreadable returns removals of the keys of services, servers and overrides whose values are not
+// valid and that the content after does not have. Tree leaves out such keys, so changesTo does not
+// find their removal.
 func (n *Snapshot) unreadable(after Tree) (all []changed) {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {
@@ -248,7 +251,8 @@ func (n *Snapshot) generations(change uint64) (serversets.Generations, error) {
 }
 
 // services yields the names of the services as of a change: those with a key of their own, and
-// those that an override adds. A name may occur twice.
+// those that an override adds. It leaves out services whose override removes them or cannot be
+// read. A name may occur twice.
 func (n *Snapshot) services(change uint64) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for key, it := range n.items {
@@ -347,7 +351,7 @@ func untilLeader[T any](ctx context.Context, request func() (T, error)) (answer 
 	}
 }
 
-// get reads keys.
+// get reads a key, or the range of keys that the options select.
 func (s *Store) get(
 	ctx context.Context, key string, options ...clientv3.OpOption,
 ) (*clientv3.GetResponse, error) {
@@ -398,7 +402,7 @@ func isRefusal(err error) bool {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		return true
-	case errors.Is(err, rpctypes.ErrNoSpace):
+	case errors.Is(err, rpctypes.ErrNoSpace): // it may have had its effect: see errFull
 		return false
 	}
 	code := status.Code(err) // of a refusal by the library itself

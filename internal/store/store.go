@@ -141,8 +141,8 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 }
 
 // login keeps the library from failing when it cannot get a token for its user. The library then
-// goes on without a token. It asks for one again before each stream, and when the store refuses a
-// request (ErrUserEmpty).
+// goes on without a token. It asks for a token again before each stream, and when the store refuses
+// a request because the token is missing (ErrUserEmpty).
 type login struct{ isOpen atomic.Bool } // isOpen: clientv3.New has returned
 
 // intercept answers some requests for a token as a store without passwords does. So the library

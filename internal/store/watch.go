@@ -55,7 +55,7 @@ func (s *Store) watch(ctx context.Context, emit func(*Snapshot), reachable func(
 		if ctx.Err() != nil {
 			return
 		}
-		if !errors.Is(err, errReadAnew) {
+		if !errors.Is(err, errReadAnew) { // errReadAnew does not say that the store is unreachable
 			reachable(err)
 		}
 		if hasAnswered {
@@ -110,9 +110,9 @@ func (s *Store) follow(
 }
 
 // link tells whether a store that has not answered a probe is still the store that is being
-// watched. If a connection was lost meanwhile, it may be another one: it may have been restored
-// from a backup, and have other changes with the same revisions. The library resumes the watch
-// without noticing that.
+// watched. If a connection was lost since the last answer, the store may be another one: it may
+// have been restored from a backup, and have other changes with the same revisions. The library
+// resumes the watch without noticing that.
 type link struct {
 	connections *connections
 	lost        atomic.Int64 // how many connections were lost before the last answer
@@ -125,10 +125,11 @@ func (l *link) answered(lost int64) {
 	l.lost.Store(lost)
 }
 
-// holds tells that no connection was lost since the last answer.
+// holds tells whether no connection was lost since the last answer.
 func (l *link) holds() bool { return l.connections.lost() == l.lost.Load() }
 
-// receive applies the events of a watch to the content n, and emits it, until the watch ends.
+// receive applies the events of a watch to the content n until the watch ends. It emits a copy of n
+// whenever the keys head, release or leader have changed. The error always wraps errReadAnew.
 func (s *Store) receive(
 	ctx context.Context, n *Snapshot, emit func(*Snapshot), seen latest[position], link *link,
 ) error {
@@ -196,16 +197,16 @@ func (s *Store) probe(
 			continue
 		case err != nil:
 			return hasAnswered, err
-		case link.isSlow.Load() && !link.holds():
+		case link.isSlow.Load() && !link.holds(): // the store answers again, but may be another one
 			return hasAnswered, errLost
 		case now.cluster != cluster || now.revision < revision, now.isBefore(delivered):
 			return hasAnswered, fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
-		case now.position == delivered:
+		case now.position == delivered: // the watch has delivered all changes
 			missed = 0
 		case missed == missedProbes, missed > 0 && link.isSlow.Load():
 			// The watch may be at a member of etcd that does not answer.
 			return hasAnswered, fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
-		default:
+		default: // the watch is behind, and may soon deliver the change
 			missed++
 		}
 		if link.isSlow.Load() {
@@ -228,13 +229,13 @@ type position struct{ head, release int64 }
 
 func (n *Snapshot) position() position { return position{n.headAt, n.releaseAt} }
 
-// isBefore tells whether a position is older than another one, or lacks one of the keys. If a key
-// was deleted, this is so until the watch has delivered the deletion.
+// isBefore tells whether either key of a position is older than in another position, or missing. If
+// a key was deleted, this is so until the watch has delivered the deletion.
 func (p position) isBefore(other position) bool {
 	return p.head < other.head || p.release < other.release
 }
 
-// ask sends a probe.
+// ask sends a probe, and returns the answer. A position of 0 means that the key does not exist.
 func (s *Store) ask(ctx context.Context) (a answer, err error) {
 	began := time.Now()
 	ctx, cancel := forRequest(ctx, probeTimeout)

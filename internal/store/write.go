@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// writerTTL is the time in seconds after the death of a writer of many keys. Then others may clear
-	// what it has left.
+	// writerTTL is the time in seconds from the death of a writer of many keys until another writer
+	// may remove what the dead one has written.
 	writerTTL = 10
 	// settlePatience is how long a writer tries to find out whether its change was made, if the
 	// store's answer was lost.
@@ -33,7 +33,8 @@ type Change struct {
 	Expected Version
 	// Check returns an error if a balancer that follows the content before must not follow the content
 	// after. Apply calls it with the content after the change, and with each content that balancers
-	// follow now or may follow before the change takes effect. nil: there is no such check.
+	// follow now or may follow before the change takes effect (see check for the exceptions). nil:
+	// there is no such check.
 	Check func(before, after Tree) error
 	// PermitsRemovals makes balancers follow the change even if it removes more servers than their
 	// limits allow.
@@ -127,12 +128,13 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 			next.Drains = next.Change
 		}
 	}
+	// before lacks the unreadable keys, so changesTo does not find their removal.
 	changes := append(before.changesTo(after), n.unreadable(after)...)
 	batches := w.batches(n, changes, next.Change)
 	switch {
-	case len(batches) == 0 && n.head.Change > 0:
+	case len(batches) == 0 && n.head.Change > 0: // nothing to change; a first change writes its head
 		return n.Version(), nil
-	case len(batches) <= 1:
+	case len(batches) <= 1: // one transaction suffices, with the head
 		_, err = w.finish(ctx, n.headAt, slices.Concat(batches...), n.head, &next)
 	default:
 		err = w.writeMany(ctx, n, batches, &next)
@@ -145,9 +147,10 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 
 // check calls Check with the contents that balancers may follow before the change: the last one and
 // the released one. Balancers that still follow the released content get the later changes and this
-// change together. If the writer of a later change has permitted removals, this permission holds for
-// all of them, so check leaves out the released content. If the change repairs a last content that
-// no balancer can follow, check leaves out the last content instead, and never the released one.
+// change together. If the writer of a later change has permitted removals, this permission holds
+// for all of them, so check leaves out the released content. If the change repairs a last content
+// that no balancer can follow, check leaves out the last content instead, and never the released
+// one.
 func (w *writer) check(n *Snapshot, after Tree) error {
 	if w.change.Check == nil {
 		return nil
@@ -170,9 +173,11 @@ func (w *writer) check(n *Snapshot, after Tree) error {
 	return w.change.Check(last, after)
 }
 
-// prepare returns an error if the store does not fulfil the conditions of the change. If a writer
-// has died in the middle of a change, prepare clears what it has left, and returns errConflict: the
-// attempt must begin anew.
+// prepare returns the snapshot on which the change builds. For a change that fills an empty store,
+// it gives the snapshot a head with a new epoch. It returns an error if the store does not fulfil
+// the conditions of the change. Except for a dry run, the error wraps errConflict if another writer
+// is in the middle of a change. If this writer has died, prepare first removes what it has left. In
+// both cases the attempt must begin anew.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	check := n.Check
 	if w.change.Replaces {
@@ -209,8 +214,8 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	return nil, fmt.Errorf("%w: a writer has ended in the middle of a change", errConflict)
 }
 
-// batches returns the operations of the change with a number, in groups of the size of a
-// transaction.
+// batches returns the operations that write the changed values. number is that of the change. Each
+// group of operations fits into one transaction.
 func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clientv3.Op {
 	var all batches
 	readers := []uint64{n.head.Change} // the changes as of which balancers may still read
@@ -253,13 +258,15 @@ func (b *batches) add(operation clientv3.Op, bytes int) {
 
 // finish writes operations and the head next in one transaction, if the head is still as it was
 // written at the revision headAt. before is this head. finish returns the revision of the new head.
+// If the head is another one by now, it returns errConflict. If the store's answer is lost, the
+// result is that of settle.
 func (w *writer) finish(
 	ctx context.Context, headAt int64, operations []clientv3.Op, before, next *head,
 ) (int64, error) {
-	// Watches deliver the operations in their order: a balancer that sees the head has seen the
-	// others.
+	// Watches deliver the operations in their order: a balancer that sees the head has seen the other
+	// operations.
 	operations = append(slices.Clone(operations), clientv3.OpPut(w.key(headKey), encode(next)))
-	if next.Writing == 0 {
+	if next.Writing == 0 { // the writer has no more to write
 		operations = append(operations, clientv3.OpDelete(w.key(writerKey)))
 	}
 	revision, ok, err := w.commit(ctx, []clientv3.Cmp{w.headIs(headAt)}, operations)
@@ -413,7 +420,7 @@ func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.
 		case err == nil:
 			return errConflict
 		case !errors.Is(err, errUncertain), errors.Is(err, errFull):
-			return err
+			return err // a repetition would be refused, too
 		}
 		select {
 		case <-ctx.Done():
@@ -424,7 +431,7 @@ func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.
 }
 
 // takeBack removes the versions of a change whose writer has died. First it replaces the head: if
-// the writer lives after all, it can then write no more.
+// the dead writer lives after all, it can then write no more.
 func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 	taken := *n.head
 	taken.By = w.by
@@ -444,7 +451,7 @@ func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 	var undo batches
 	for key, it := range n.items {
 		if treeOf(key) == generationsKey || it[0].Change <= taken.Change {
-			continue
+			continue // the dead writer has written no version of this item
 		}
 		if kept := it.without(taken.Change); len(kept) == 0 {
 			undo.add(clientv3.OpDelete(w.key(key)), 0)
@@ -457,6 +464,7 @@ func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 			return err
 		}
 	}
+	// The versions of the dead writer are gone. Others may write again.
 	free := taken
 	free.Writing = 0
 	_, err = w.finish(ctx, at, nil, &taken, &free)

@@ -53,7 +53,7 @@ func RerunOnOverlay(t *testing.T, tests ...string) {
 }
 
 // EnterOverlay mounts the overlay, if RerunOnOverlay has started this process. Otherwise it does
-// nothing.
+// nothing. If the process may not mount an overlay, EnterOverlay ends it with exitNoOverlay.
 func EnterOverlay() {
 	dir := os.Getenv(folder)
 	if dir == "" {
@@ -68,7 +68,8 @@ func EnterOverlay() {
 }
 
 // mount mounts an overlay at dir/merged. Its upper layer is on a tmpfs: dir may be on another
-// overlay, and an upper layer cannot be there. So the two layers are on different file systems.
+// overlay, and an upper layer cannot be there. The lower layer is in dir, so the two layers are on
+// different file systems.
 func mount(dir string) error {
 	lower, memory, merged := filepath.Join(dir, "lower"), filepath.Join(dir, "memory"), filepath.Join(dir, "merged")
 	upper, work := filepath.Join(memory, "upper"), filepath.Join(memory, "work")

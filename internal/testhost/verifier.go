@@ -12,8 +12,8 @@ import (
 const limitsOf = 6<<16 | 18<<8
 
 // VerifierLimit returns how many instructions the verifier of this kernel may process for a program
-// that takes at most `most` on Linux 6.18. Earlier verifiers leave fewer paths: up to 43% more
-// instructions were seen on Linux 6.1 (docs/notes/linux-6.1.md).
+// that takes at most `most` on Linux 6.18. Earlier verifiers prune fewer paths, and so process more
+// instructions: on Linux 6.1, up to 43% more (docs/notes/linux-6.1.md).
 func VerifierLimit(t testing.TB, most uint32) uint32 {
 	t.Helper()
 	version, err := features.LinuxVersionCode()

@@ -36,6 +36,7 @@ func main() {
 	}
 }
 
+// run writes the file head, and then the licences of the package pkg, to standard output.
 func run(head, pkg string) error {
 	text, err := os.ReadFile(head)
 	if err != nil {
@@ -94,6 +95,7 @@ func foldersOf(pkg string) ([]folder, error) {
 		if p.Module == nil || p.Module.Main {
 			continue
 		}
+		// Look at the package's folder, and at those above it up to the folder of its module.
 		for dir := p.Dir; len(dir) >= len(p.Module.Dir); dir = filepath.Dir(dir) {
 			below := filepath.ToSlash(strings.TrimPrefix(dir, p.Module.Dir))
 			f := folder{p.Module.Path + below + "@" + p.Module.Version, dir}
@@ -209,7 +211,7 @@ func name(text string) (string, error) {
 			continue
 		}
 		if l.name == "BSD-2-clause" && slices.Contains(names, "BSD-3-clause") {
-			continue
+			continue // the text of the three-clause licence also has this phrase
 		}
 		names = append(names, l.name)
 	}

@@ -40,8 +40,10 @@ func main() {
 	}
 }
 
-// run takes the rows that begin with any of beginnings, in the order of beginnings. It leaves out
-// all rows before the first one that begins with from.
+// run tries the mutants of the rows that begin with any of beginnings, in the order of beginnings.
+// Every row begins with an empty text, which the Makefile passes if there is no ROW. run leaves out
+// all rows before the first one that begins with from. It returns an error unless every mutant is
+// killed.
 func run(ctx context.Context, from string, beginnings []string) error {
 	all, err := readModel(".")
 	if err != nil {
@@ -125,13 +127,13 @@ func (t *tree) clone(ctx context.Context) error {
 	return err
 }
 
-// try makes a mutant, and runs the tests of its row until one fails. The result is "killed" if one
-// fails, and otherwise "SURVIVED". It is "BROKEN" if the mutant does not compile, or if the test
-// that fails also fails without the mutant.
+// try makes a mutant, and runs the tests of its row until one fails. Then it restores the files.
+// The result is "killed" if a test fails, and "SURVIVED" if none does. It is "BROKEN" if the mutant
+// cannot be compiled or undone, or if the test that fails also fails without the mutant.
 func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details string) {
 	folders := foldersOf(tests, m.File)
 	isBPF := strings.HasPrefix(m.File, "bpf/")
-	if isBPF {
+	if isBPF { // firstFailure puts the mutant's objects into these test programs
 		if err := t.compile(ctx, folders); err != nil {
 			return "BROKEN", err.Error()
 		}
@@ -155,7 +157,7 @@ func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details
 	if strings.Contains(output, "[build failed]") {
 		return "BROKEN", output
 	}
-	if !t.passes[failed] {
+	if !t.passes[failed] { // find out whether the test passes without the mutant
 		names := namesIn(tests, failed.folder)
 		if failed.name != "" {
 			names = failed.name
@@ -226,8 +228,9 @@ func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed [
 
 // firstFailure runs the tests of a folder with these names, until one fails. It returns that test
 // and the output. If no test fails, the output is empty. If the test program has failed outside of
-// a test, the returned test has no name. With isBPF, only the BPF programs in changed have changed,
-// so firstFailure puts them into the compiled test program. Otherwise Go compiles the tests.
+// a test, the returned test has no name. isBPF tells that only the BPF programs in changed differ
+// from the last commit. If the folder's test program is compiled already, firstFailure then puts
+// these programs into it. Otherwise Go compiles the tests.
 func (t *tree) firstFailure(ctx context.Context, folder, names string, isBPF bool, changed []object) (
 	failed test, output string, err error,
 ) {

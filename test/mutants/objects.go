@@ -33,7 +33,8 @@ const testProgram = "mutant.test"
 
 var generateLine = regexp.MustCompile(`(?m)^//go:generate go tool bpf2go .*? (\w+) (\S+\.c)(?: -- (.*))?$`)
 
-// findObjects finds the objects of the balancer and the agent. No row names tests of others.
+// findObjects finds the objects of the balancer and the agent: the threat model names no tests that
+// use other objects. It also lengthens each object by zeros, so that a longer mutant has room.
 func (t *tree) findObjects(ctx context.Context) error {
 	var files []string
 	for _, folder := range []string{"internal/agent", "internal/balancer", "internal/balancer/dataplane"} {
@@ -54,7 +55,7 @@ func (t *tree) findObjects(ctx context.Context) error {
 				return err
 			}
 			o.file = filepath.Join(o.folder, strings.ToLower(match[1])+"_bpfel.o")
-			if o.isForTests {
+			if o.isForTests { // bpf2go ends the names of these files with _test
 				o.file = strings.TrimSuffix(o.file, ".o") + "_test.o"
 			}
 			if o.sources, err = t.sourcesOf(ctx, o.folder, match[2], match[3]); err != nil {

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// fuzz runs all fuzzers one after the other. The only argument is the duration of all together.
+// fuzz runs all fuzzers one after the other. The only argument is the duration of all together. If
+// a fuzzer fails, the others still run. The error names all that have failed.
 func fuzz(ctx context.Context, args []string) (passed bool, err error) {
 	if len(args) != 1 {
 		return false, errors.New("usage: fuzz DURATION")

@@ -41,14 +41,14 @@ const module = "github.com/segue-lb/segue"
 type tier struct {
 	name string
 	// packages are folders of the module. Those that begin with "./" are arguments of `go test`,
-	// and other tiers may have the same ones. A folder without "./" is only in this tier. If there
-	// are none, the tier has all packages that no other tier has.
+	// and other tiers may have the same ones. A folder without "./" is only in this tier. If this
+	// list is empty, the tier has all packages that no other tier has.
 	packages []string
 	flags    []string
 	env      []string
 	args     []string // arguments of the test programs
-	// beside tells that the tier runs at the same time as the tier before it. Both wait more than
-	// they compute.
+	// beside tells that the tier runs at the same time as the tier before it. Both tiers
+	// wait more than they compute.
 	beside bool
 }
 
@@ -274,7 +274,7 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 		total.add(r)
 		failed = append(failed, failures...)
 		if ctx.Err() != nil {
-			break
+			break // interrupted: print what there is
 		}
 	}
 	const packages, tests, slowest = 30, 40, 10 // the lengths of the lists
@@ -322,7 +322,8 @@ func (r *result) judgeFlaky() error {
 // A stage is a list of tiers that run at the same time.
 type stage []tier
 
-// stages divides tiers into stages, in their order.
+// stages divides tiers into stages, in their order. A tier with beside is in the stage of the tier
+// before it.
 func stages(tiers []tier) (all []stage) {
 	for _, t := range tiers {
 		if last := len(all) - 1; t.beside && last >= 0 {
@@ -334,8 +335,9 @@ func stages(tiers []tier) (all []stage) {
 	return all
 }
 
-// run runs the tiers of the stage. all are all packages of the module. It returns the results, and
-// a line for each tier that has failed.
+// run runs the tiers of the stage. When all of them have ended, it repeats failed tests (repeat).
+// all are all packages of the module. run returns the results, and a line for each tier that has
+// failed.
 func (s stage) run(ctx context.Context, all []string) (total result, failed []string) {
 	fmt.Printf("== %s\n", s)
 	began, before := time.Now(), processorTime()
@@ -385,7 +387,7 @@ func processorTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// choose returns the tiers with these names.
+// choose returns the tiers with these names, or without names those that run if none is named.
 func choose(names []string) ([]tier, error) {
 	if len(names) == 0 {
 		return tiers, nil
@@ -417,7 +419,7 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	fmt.Printf("again, because the race detector itself failed: %s\n", strings.Join(broken, ", "))
 	again, againErr := t.runOnce(ctx, broken)
 	if len(r.failures) == 0 {
-		err = nil
+		err = nil // all failures were those of the race detector
 	}
 	r.add(again)
 	return r, errors.Join(err, againErr)
@@ -430,7 +432,9 @@ const mostRepeated = 5
 // repeat runs the failed tests of the tier once more, one at a time. Nothing else of the run is
 // running then. On a shared machine, a test may get no processor for seconds, and fail. A test that
 // passes now counts as passed, but is flaky: the end of the output shows how it failed the first
-// time. err is the tier's error before. repeat returns the error after.
+// time. repeat repeats nothing if more than mostRepeated tests have failed, or if a test has
+// crashed. err is the tier's error before the repetition. repeat returns nil if no failure is left,
+// and otherwise err.
 func (t tier) repeat(ctx context.Context, r *result, err error) error {
 	tests := r.failedTests()
 	if len(tests) == 0 || len(tests) > mostRepeated || r.hasCrashed() {
@@ -453,6 +457,8 @@ func (t tier) repeat(ctx context.Context, r *result, err error) error {
 }
 
 // runOnce tests packages. It reports each package to standard output when the package has finished.
+// It returns an error if a test or `go test` itself fails, if no test has run, or if it is
+// interrupted.
 func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (result, error) {
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")

@@ -47,6 +47,7 @@ type result struct {
 	usage    *usage // CPU time of the test programs
 }
 
+// add adds the results of other tests.
 func (r *result) add(s result) {
 	r.counts.add(s.counts)
 	r.failures = append(r.failures, s.failures...)
@@ -184,6 +185,7 @@ func report(events io.Reader, w io.Writer, used *usage) (result, error) {
 				p.endTest(e, text, w)
 				continue
 			}
+			// The package has ended.
 			for _, test := range unfinished(output, e.Package) {
 				died := event{Action: "fail", Package: e.Package, Test: test}
 				p.endTest(died, string(output[[2]string{e.Package, test}]), w)

@@ -60,7 +60,7 @@ func (u *usage) watch(ctx context.Context, pid int) {
 
 // see takes an event. It notes whether a test begins to run, or stops running.
 func (u *usage) see(e event) {
-	if e.Test == "" || strings.Contains(e.Test, "/") {
+	if e.Test == "" || strings.Contains(e.Test, "/") { // the time of a subtest is that of its test
 		return
 	}
 	var runs bool
@@ -115,8 +115,8 @@ func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	clear(u.weights[pkg])
 }
 
-// print writes the packages and the tests that have taken the most CPU time. The arguments are how
-// many of each.
+// print writes the packages and the tests that have taken the most CPU time. packages and tests are
+// the greatest numbers of each.
 func (u *usage) print(packages, tests int) {
 	fmt.Println("== CPU time of packages")
 	for _, pkg := range expensive(u.total, packages) {
@@ -220,7 +220,7 @@ func parseStat(text []byte) (p process) {
 		return p
 	}
 	p.parent, _ = strconv.Atoi(fields[1])
-	for _, field := range fields[11:15] { // of itself and of its children, for users and the kernel
+	for _, field := range fields[11:15] { // utime, stime, cutime and cstime
 		ticks, _ := strconv.Atoi(field)
 		p.used += time.Duration(ticks) * tick
 	}

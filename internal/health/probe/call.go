@@ -23,10 +23,10 @@ var ErrUntried = errors.New("not tried")
 // Caller makes calls. A call is a connection that the balancer itself opens to a server, to test
 // it. Several goroutines may call its method.
 type Caller interface {
-	// Call offers a connection to the server to, in the way in which clients' connections are
-	// offered. But no other server may accept it. If through is not nil, the offer first visits
-	// that server, which should pass it on. Call returns nil if the server to answers, even by a
-	// reset. The error wraps ErrUntried if this host cannot make the call.
+	// Call offers a connection to a server, the target to, in the way in which clients' connections
+	// are offered. But no other server may accept it. If through is not nil, the offer first visits
+	// the server through, which should pass it on. Call returns nil if the target to answers, even
+	// by a reset. The error wraps ErrUntried if this host cannot make the call.
 	Call(ctx context.Context, to, through *Target) error
 }
 
@@ -46,8 +46,8 @@ func newCalls(ctx context.Context, caller Caller) *calls {
 	return &calls{caller: caller, life: ctx, room: make(chan struct{}, mostCalls)}
 }
 
-// begin begins a call to the server to, and through another server unless that is nil. It returns
-// nil if there are too many calls already.
+// begin begins a call to a server, the target to. If through is not nil, the call goes through that
+// server. begin returns nil if mostCalls calls are under way.
 func (c *calls) begin(to Target, through *Target) *call {
 	select {
 	case c.room <- struct{}{}:

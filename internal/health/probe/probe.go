@@ -126,7 +126,7 @@ type Prober struct {
 	// Only the goroutine in Run uses the fields below.
 	servers  map[Target]*server  // by their targets without Fault
 	services map[string]*service // the same servers, by the name of their service
-	groups   [groups][]*server   // the same servers, by slot
+	groups   [groups][]*server   // the same servers, by the remainder of slot / groups
 	group    int                 // the group that was probed last
 	failing  bool                // the last probes could not be sent
 	calls    *calls              // nil: the prober does not run, and makes no calls
@@ -181,8 +181,10 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace does the work of SetTargets. Call it only for a prober that does not run. It returns the
-// findings that differ from the targets' Fault.
+// Replace does the work of SetTargets. Others than Run call it only for a prober that does not run.
+// A target that differs from a former one in Fault at most keeps its state. The data path forgets
+// the slots that no target has any more. Replace returns the findings that differ from the targets'
+// Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
@@ -211,8 +213,8 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 	return news
 }
 
-// addTo adds a server to a service of this name. The outcomes of a new service begin at 0, and so
-// does what the server has seen of them.
+// addTo adds a server to the service of this name. Replace makes all services anew, so their
+// outcomes begin at 0, and what the server has seen of these outcomes also begins at 0.
 func (p *Prober) addTo(name string, s *server) {
 	all := p.services[name]
 	if all == nil {
@@ -276,7 +278,8 @@ func (p *Prober) unask(t *Target) {
 	p.servers[key].asked = false
 }
 
-// judge updates the finding about a server, and tells whether it changed.
+// judge updates the finding about a server by its last probe, its offers and its calls. It tells
+// whether the finding has changed. A fault that probes have found takes precedence over Unheard.
 func (p *Prober) judge(s *server) (changed bool) {
 	before := s.fault
 	if s.asked {
@@ -328,7 +331,8 @@ func (p *Prober) hear(s *server) {
 }
 
 // begin begins a call to a server, or through it to a peer. If it is the turn of a call through the
-// server, but there is no peer, the server cannot be tested further.
+// server, but there is no peer, it cannot be tested whether the server passes offers on. Then a
+// server that is only suspect is acquitted, and a server that is Unheard is called itself.
 func (p *Prober) begin(s *server) {
 	s.peer = nil
 	if s.passes {

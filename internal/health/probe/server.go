@@ -31,7 +31,7 @@ type server struct {
 	call      *call   // the last call, until its result is noted; nil: there is none
 	passes    bool    // the next call goes through the server to a peer
 	peer      *server // the peer of the last call; nil: the call went to the server itself
-	turn      int     // the peer whose turn it is
+	turn      int     // where peerOf has found the last peer; it counts on from there
 	reached   int     // successive calls with an answer
 	unreached int     // successive calls without an answer, by the server's fault
 	unheard   bool
@@ -109,7 +109,7 @@ func (s *server) noteOffers(now Offers, all *service) {
 	newTaken := now.Taken - s.offers.Taken
 	s.offers = now
 	switch {
-	case !s.counted:
+	case !s.counted: // the first reading is only the base of the next one
 		s.counted = true
 	case s.probed != None: // this fault explains the unanswered offers
 		s.acquit()
@@ -189,7 +189,8 @@ func (s *server) noteCall(err error, all *service) {
 	}
 }
 
-// fail counts a call that had no answer by the server's fault.
+// fail counts a call that had no answer by the server's fault. After Fall such calls in a row, the
+// server is Unheard, unless too many servers of the service do not answer calls.
 func (s *server) fail(all *service) {
 	s.unreached++
 	if s.unreached >= Fall && !all.isOverloaded() {
@@ -207,7 +208,8 @@ func (s *server) accuse(through *server) {
 }
 
 // decide uses the result of a call to this server itself. If the server answers, calls to it that
-// had no answer failed by the fault of the servers through which they went.
+// had no answer failed by the fault of the servers through which they went, and decide counts them
+// for these servers. In any case, decide then forgets the accused.
 func (s *server) decide(answers bool, all *service) {
 	if answers {
 		for _, through := range s.accused {

@@ -35,7 +35,8 @@ func (s *service) peerOf(server *server) *server {
 	return nil
 }
 
-// withdraw removes a server from the accused of all others: it has just answered a call.
+// withdraw removes the server through from the accused of all servers of the service, because a
+// call to it or through it has just had an answer.
 func (s *service) withdraw(through *server) {
 	for _, peer := range s.servers {
 		if i := slices.Index(peer.accused, through); i >= 0 {

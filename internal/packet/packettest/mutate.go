@@ -16,7 +16,7 @@ const ethernetLength = 14
 const MaxFrame = 2048
 
 // Mutate returns a frame with one to four changes. A change is one of a bit, a byte or a length
-// field, an added or removed header, a truncated or extended end, or a part of another frame. A
+// field, an added or removed header, a truncated or extended end, or a part of one of the others. A
 // change of the frame's length often corrects the length in the IP header, so that mutants pass the
 // first check. Mutate does not change the frame itself. The result has at least an Ethernet header.
 func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
@@ -188,7 +188,7 @@ func (m *mutant) insertHeader() {
 	if len(m.frame) < at+8 {
 		return
 	}
-	// Insert after hop-by-hop options, which must come first.
+	// Mostly insert after hop-by-hop options, which must come first.
 	if end := at + 8 + int(m.frame[at+1])*8; m.frame[nextHeader] == 0 && end < len(m.frame) && m.IntN(4) > 0 {
 		nextHeader, at = at, end
 	}
@@ -231,7 +231,8 @@ func (m *mutant) delete() {
 	m.perhapsFixLength()
 }
 
-// splice replaces the end of this frame by the end of another.
+// splice replaces the end of this frame by the end of another. Mostly, both ends begin at the same
+// offset.
 func (m *mutant) splice(other []byte) {
 	at := m.at()
 	from := min(at, len(other))
@@ -254,9 +255,9 @@ func (m *mutant) nest(other []byte) {
 }
 
 // Mutants returns the frame, padded or cut to a valid length. Unless the seed is 0, it also returns
-// n mutants of the frame and of the others. The result depends only on the arguments. About half
-// are mutants of the frame itself, so that they meet the state that the frame has left in a data
-// path.
+// n more frames. The result depends only on the arguments. About half of these n come from the
+// frame itself, so that they meet the state that the frame has left in a data path. The rest come
+// from the others. Seven of eight are mutants, and one of eight is unchanged.
 func Mutants(frame []byte, seed uint64, n int, others [][]byte) [][]byte {
 	frame = fit(slices.Clone(frame))
 	frames := [][]byte{frame}

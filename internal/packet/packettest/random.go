@@ -113,6 +113,7 @@ func endpoint(version int) *rapid.Generator[netip.AddrPort] {
 	})
 }
 
+// address generates addresses for tests and documentation: 198.18.0.0/15, or 2001:db8::/32.
 func address(version int) *rapid.Generator[netip.Addr] {
 	return rapid.Custom(func(t *rapid.T) netip.Addr {
 		tail := rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "bytes")

@@ -80,7 +80,8 @@ func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	return out
 }
 
-// dissection returns the dissection of a frame from tshark's tree of its layers.
+// dissection returns the dissection of a frame from tshark's tree of its layers. tshark gives the
+// expert items in two lists, of severities and of messages, in the same order.
 func dissection(tree map[string]any, fields []string) Dissection {
 	all := map[string][]string{}
 	collect(tree, all)
@@ -101,7 +102,7 @@ func dissection(tree map[string]any, fields []string) Dissection {
 	}
 	for _, name := range checksumStatus {
 		for _, status := range all[name] {
-			if status != "1" {
+			if status != "1" { // 1: the checksum is right
 				d.Problems = append(d.Problems, fmt.Sprintf("%s is %s", name, status))
 			}
 		}

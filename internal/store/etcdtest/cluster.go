@@ -21,8 +21,8 @@ import (
 )
 
 // Cluster is a cluster of several members. Each runs in a network namespace of its own. A bridge in
-// another namespace connects them. Clients reach a member by Dial, and so by a Proxy, whether or not
-// it reaches the others.
+// another namespace connects them. Clients reach a member by Dial, and so by a Proxy, even if the
+// member does not reach the others.
 type Cluster struct {
 	Members []*Server
 
@@ -71,7 +71,7 @@ func StartCluster(t testing.TB, members int) *Cluster {
 		t.Cleanup(m.Kill)
 		m.Run()
 	}
-	c.Leader()
+	c.Leader() // waits until there is one
 	return c
 }
 
@@ -83,6 +83,7 @@ func (c *Cluster) do(f func() error) {
 	}
 }
 
+// setLink calls set with the interface of this name in the namespace of the bridge.
 func (c *Cluster) setLink(name string, set func(netlink.Link) error) {
 	c.t.Helper()
 	c.do(func() error {
@@ -116,7 +117,8 @@ func (c *Cluster) Leader() *Server {
 	return nil
 }
 
-// leads tells whether a member is the leader of a majority: without one, it answers no read.
+// leads tells whether a member is the leader of a majority. A leader that has lost its majority
+// does not answer reads.
 func (c *Cluster) leads(m *Server) bool {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(c.t.Context()), time.Second)
 	defer cancel()

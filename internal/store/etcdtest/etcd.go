@@ -61,8 +61,8 @@ func StartAt(t testing.TB, listen, scheme string, flags ...string) *Server {
 	return s
 }
 
-// FreePort returns a local address with a port that nobody uses. The kernel does not give such a port
-// to others while a server is down: they are below those of net.ipv4.ip_local_port_range.
+// FreePort returns a local address with a port that nobody uses. The kernel does not give such a
+// port to others while a server is down: they are below those of net.ipv4.ip_local_port_range.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	const first, count, attempts = 20000, 12000, 100
@@ -86,7 +86,8 @@ func (s *Server) Address() string { return s.listen }
 // Endpoint returns the URL for clients.
 func (s *Server) Endpoint() string { return s.scheme + "://" + s.listen }
 
-// Run starts the server again after Kill, and waits until it accepts connections.
+// Run starts the server, for the first time or again after Kill. It waits until the server accepts
+// connections.
 func (s *Server) Run() {
 	s.t.Helper()
 	peer, cluster, state := s.peer, s.cluster, "new"
@@ -180,8 +181,8 @@ func (s *Server) Kill() {
 	s.run = nil
 }
 
-// Stop suspends the server: it accepts connections and says nothing. Continue ends that. Stop returns
-// when all threads have stopped.
+// Stop suspends the server: it accepts connections and says nothing. Continue ends that. Stop
+// returns when all threads have stopped.
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.signal(syscall.SIGSTOP)
@@ -193,7 +194,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// runs tells whether a thread has not stopped. The argument is a pattern of files (proc_pid_stat(5)).
+// runs tells whether a thread has not stopped. The argument is a pattern of files
+// (proc_pid_stat(5)).
 func runs(stats string) bool {
 	files, _ := filepath.Glob(stats)
 	for _, file := range files {
@@ -233,6 +235,7 @@ func (s *Server) Restore() {
 	s.copy("backup", "data")
 }
 
+// copy copies the server's folder from to the folder to, which must not exist.
 func (s *Server) copy(from, to string) {
 	s.t.Helper()
 	if err := os.CopyFS(filepath.Join(s.dir, to), os.DirFS(filepath.Join(s.dir, from))); err != nil {

@@ -138,6 +138,8 @@ func (p *Proxy) serve(client net.Conn) {
 	both.Wait()
 }
 
+// forward passes data on in one direction until a connection ends, and then ends both. isAnswer
+// tells that from is the server.
 func (p *Proxy) forward(to, from net.Conn, isAnswer bool) {
 	defer p.forget(to)
 	defer p.forget(from)
@@ -151,7 +153,7 @@ func (p *Proxy) forward(to, from net.Conn, isAnswer bool) {
 		delay, flows, drops := p.delay, p.flows, p.muted && isAnswer
 		p.mu.Unlock()
 		time.Sleep(delay)
-		<-flows
+		<-flows // waits while the proxy is cut
 		if drops {
 			continue
 		}
@@ -161,7 +163,8 @@ func (p *Proxy) forward(to, from net.Conn, isAnswer bool) {
 	}
 }
 
-// note notes a connection that close has to end.
+// note notes a connection that close has to end. If the proxy is closed or refuses connections,
+// note ends the connection and returns false.
 func (p *Proxy) note(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,6 +183,8 @@ func (p *Proxy) forget(c net.Conn) {
 	_ = c.Close()
 }
 
+// close ends the listener and all connections, and waits for their goroutines. It also lets what a
+// Cut has stopped go on, so that these goroutines end.
 func (p *Proxy) close() {
 	_ = p.listener.Close()
 	p.mu.Lock()
