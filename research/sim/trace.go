@@ -43,7 +43,8 @@ type TraceClass struct {
 	Sized bool
 }
 
-// captures tells whether each of the class's flows has a size.
+// captures tells whether each flow that matches the class has a size: Match has exactly one group,
+// which captures the size.
 func (c *TraceClass) captures() bool {
 	return c.Sized && c.Match != nil && c.Match.NumSubexp() == 1
 }
@@ -253,7 +254,7 @@ func (s *traceSource) classify(query string) (class int32, size float64, ok bool
 	for i := range s.classes {
 		match := s.classes[i].Match
 		switch {
-		case match == nil:
+		case match == nil: // no query belongs to the class
 		case !s.classes[i].Sized:
 			if match.MatchString(query) {
 				return int32(i), 0, true

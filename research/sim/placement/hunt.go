@@ -53,6 +53,7 @@ type anyServers struct {
 	n int
 }
 
+// Place lets draw write the servers into the array of the offer.
 func (p *anyServers) Place(_ *sim.Flow, offer *sim.Offer) {
 	offer.N = int32(len(draw(p.b, offer.Servers[:0], p.n)))
 }
@@ -280,8 +281,10 @@ type candidate struct {
 // meanGain is the share by which a report moves the mean of all reports.
 const meanGain = 0.01
 
+// Place orders all candidates by their estimated loads, and offers the flow to the first of them,
+// up to Chain. A spare server can then get the last place.
 func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
-	clear(offer.Loads[:]) // so that Accepted sees which servers wrote a load
+	clear(offer.Loads[:]) // Accepted recognises servers that wrote no load by CPUs = 0
 	p.Placement.Place(f, offer)
 	rank := p.rank[:offer.N]
 	for i, s := range offer.Servers[:offer.N] {
@@ -295,8 +298,9 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare puts a free server, which may be outside the bucket, in the last place of the list. If
-// the list is full, the last candidate makes room.
+// offerSpare puts the spare server that reported last, and that is not in the list, in the last
+// place of the list. It may be outside the bucket. If the list is full, the server replaces the
+// last candidate. Without such a server, the list stays as it is.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
@@ -306,7 +310,8 @@ func (p *reported) offerSpare(offer *sim.Offer) {
 	offer.Add(s)
 }
 
-// load estimates the present load of a server from its last report.
+// load estimates the present load of a server from its last report. With time, the estimate
+// approaches the mean of all reports.
 func (p *reported) load(server int32) float64 {
 	last := p.last[server]
 	if p.age == 0 {
@@ -352,7 +357,8 @@ func (p *reported) Closed(f *sim.Flow, end sim.End) {
 	}
 }
 
-// MembershipChanged forgets servers that are not live any more.
+// MembershipChanged removes servers that are not live from the spare servers. It keeps their last
+// reports.
 func (p *reported) MembershipChanged() {
 	p.chained.MembershipChanged()
 	for s := range p.last {
@@ -391,7 +397,8 @@ type leastAgent struct {
 	passed      [sim.MaxChain]accept.Load
 }
 
-// Decide implements sim.Agent.
+// Decide asks accept.Least, and returns the answer as an index in the list. If the agent ignores
+// idle connections, later servers also see the load without them.
 func (a *leastAgent) Decide(own sim.Load, offer *sim.Offer) int32 {
 	if a.ignoresIdle {
 		own.Open, own.Idle = own.Open-own.Idle, 0

@@ -93,6 +93,7 @@ func balancerName(index int32) string { return "balancer " + strconv.Itoa(int(in
 
 func (p *inferring) MembershipChanged() { must(p.arrange()) }
 
+// Place takes the live server with the lowest score. Without live servers, it makes no offer.
 func (p *inferring) Place(f *sim.Flow, offer *sim.Offer) {
 	best, least := int32(-1), uint64(math.MaxUint64)
 	for i, s := range p.live {
@@ -117,7 +118,8 @@ func (p *inferring) placed(f *sim.Flow, server int32) {
 	p.counters[server].New++
 }
 
-// Connected treats a flow that came from another balancer as placed.
+// Connected counts a flow as established instead of new. A flow that came from another balancer is
+// first counted as placed.
 func (p *inferring) Connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -148,8 +150,9 @@ func (p *inferring) Silent(f *sim.Flow) {
 	}
 }
 
-// Closed first counts a silent flow again, because the flow is not silent when its last packet
-// passes.
+// Closed removes a flow from the counters. If the flow was established, Closed also counts its end
+// and its duration. It first counts a silent flow again, because the flow is not silent when its
+// last packet passes. It does nothing for a flow that this balancer has not counted.
 func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 	state, server := marked(f)
 	if state == infer.Null {

@@ -106,7 +106,8 @@ func (t *tally) placed(f *sim.Flow, server int32) {
 	}
 }
 
-// connected treats a flow that came from another balancer as placed.
+// connected notes the first acknowledgement of a flow, and counts the flow unless it counts from
+// its SYN. A flow that came from another balancer is first treated as placed.
 func (t *tally) connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -120,7 +121,8 @@ func (t *tally) connected(f *sim.Flow) {
 	}
 }
 
-// closed returns the server on which the flow was counted, and whether the flow was connected.
+// closed stops counting a flow. It returns the server on which the flow was counted, and whether
+// the flow was connected.
 func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
 	state, server := marked(f)
 	_, occupancy := state.Next(infer.End)
@@ -240,7 +242,8 @@ func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// choices returns the positions of the servers to choose from, or nil for all servers.
+// choices returns the positions of the servers to choose from: random ones, or the candidates of
+// the flow's bucket. It returns nil if the placement chooses from all servers.
 func (p *byScore) choices(f *sim.Flow) []uint16 {
 	row := p.row[:0]
 	switch {

@@ -116,8 +116,8 @@ type learnedTerritory struct {
 	territory
 	learned  *infer.Capacities
 	interval float64
-	since    []float64 // by server: the time up to which had has recorded
-	known    []bool    // by server: whether it was live at the last change
+	since    []float64 // by server: the time of the last call of the method had
+	known    []bool    // by server: whether it was live at the last change of servers or balancers
 }
 
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
@@ -183,7 +183,7 @@ func (p *learnedTerritory) Step() {
 	p.apply()
 }
 
-// MembershipChanged forgets what was learned about servers that were not live meanwhile.
+// MembershipChanged forgets what was learned about servers that were not live before and are now.
 func (p *learnedTerritory) MembershipChanged() {
 	for _, s := range p.b.Live {
 		if !p.known[s] {

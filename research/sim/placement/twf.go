@@ -75,7 +75,7 @@ func (p *twf) level(water float64) float64 {
 	slices.SortFunc(p.order, func(a, b int32) int { return cmp.Compare(p.queue[a], p.queue[b]) })
 	sum, level := water, 0.0
 	for i, s := range p.order {
-		if i > 0 && p.queue[s] >= level {
+		if i > 0 && p.queue[s] >= level { // the water does not reach this queue
 			break
 		}
 		sum += p.queue[s]

@@ -145,7 +145,7 @@ func (p *awcmp) Probed(server int32, load sim.Load) {
 }
 
 func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
-	if p.stale {
+	if p.stale { // MembershipChanged also gives the new weights to the lottery
 		p.MembershipChanged()
 		p.stale = false
 	}
@@ -199,7 +199,7 @@ type weightedRoundRobin struct {
 	formula Formula
 	weight  []float64
 	turn    []float64 // by server: its next turn
-	now     float64   // the last turn that a server took
+	now     float64   // the latest turn that a server has taken
 }
 
 // Place takes the server whose turn comes first.
@@ -217,7 +217,8 @@ func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// Probed keeps the remaining share of the time to a server's next turn.
+// Probed stores a server's new weight. The time that is left to its next turn changes in inverse
+// proportion to the weight.
 func (p *weightedRoundRobin) Probed(server int32, load sim.Load) {
 	left := (p.turn[server] - p.now) * p.weight[server]
 	p.weight[server] = p.formula.weight(load)
