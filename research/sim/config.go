@@ -132,8 +132,8 @@ type Job struct {
 	Share float64
 	// Stages follow each other. The server sends the response after the last stage.
 	Stages []Stage
-	// Idle is the time for which the client then keeps the connection open and says nothing, as with
-	// keep-alive connections. The default is none.
+	// Idle is the time for which the client then keeps the connection open and says nothing, as
+	// with keep-alive connections. The default is none.
 	Idle Distribution
 }
 
@@ -165,7 +165,7 @@ type Event struct {
 	Servers, Balancers []int32
 	// Speed is the new speed, for SetSpeed.
 	Speed float64
-	// Detect is the time until balancers know that a server was added or has failed.
+	// Detect is the time until balancers know that a server was added, drained or has failed.
 	Detect float64
 }
 

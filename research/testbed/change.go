@@ -25,7 +25,7 @@ import (
 const (
 	// ServerRemoved: the connection's server was removed, so the connection had to break.
 	ServerRemoved = "server removed"
-	// Broken: the connection's server is still there, and the connection was reset.
+	// Broken: the connection's server is still there, but does not answer on the connection.
 	Broken = "broken"
 )
 
@@ -98,7 +98,8 @@ func (p planned) client() netip.Addr {
 	return addresses[run%len(addresses)]
 }
 
-// open opens connections with one request each, whose response names the server.
+// open opens n connections with one request each, whose response names the server. After an error,
+// it returns the connections that are open already, and the caller must close them.
 func (b *rig) open(
 	ctx context.Context, from netip.Addr, to netip.AddrPort, n int,
 ) ([]*longLived, error) {
@@ -198,12 +199,14 @@ func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) e
 	return nil
 }
 
-// addConnections asks all connections again, and counts those that do not answer.
+// addConnections sends another request on each connection. It counts the connections on which the
+// first server does not answer: by ServerRemoved if that server is among the removed ones,
+// otherwise by Broken and as failed.
 func (r *Run) addConnections(all []*longLived, removed []string) {
 	for _, c := range all {
 		server, err := c.ask()
 		switch {
-		case err == nil && server == c.server:
+		case err == nil && server == c.server: // the connection is intact
 		case slices.Contains(removed, c.server):
 			r.Failures[ServerRemoved]++
 		default:

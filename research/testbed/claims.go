@@ -123,7 +123,9 @@ func (c Claim) condition() string {
 	return b.String()
 }
 
-// judge fills in the values of the claim's condition, and whether they meet it.
+// judge sets Holds to the claim's condition. If all runs are there, it also sets the values of the
+// condition's left side, and whether the measured value meets the condition. Values that do not
+// exist stay nil.
 func (c *Claim) judge(r *Results) {
 	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
@@ -137,7 +139,7 @@ func (c *Claim) judge(r *Results) {
 		c.Measured = c.largest(r, share)
 	} else {
 		c.Measured = c.largest(r, c.time(measured))
-		if c.Over != overSimulation {
+		if c.Over != overSimulation { // relative to itself, the simulated time is always 1
 			c.Simulated = c.largest(r, c.time(simulated))
 		}
 	}
@@ -151,7 +153,8 @@ func (c *Claim) judge(r *Results) {
 }
 
 // judgeBySimulation compares the quantity at each point with the simulated one. It keeps the values
-// of the point where the quantity exceeds the simulated one the most.
+// of the point where the quantity exceeds the simulated one the most. If one point lacks a value,
+// Met stays nil.
 func (c *Claim) judgeBySimulation(r *Results) {
 	worst := math.Inf(-1)
 	for _, point := range c.points(r) {
@@ -205,7 +208,8 @@ func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
 	return &largest
 }
 
-// value returns the left side of the condition at a point, or NaN.
+// value returns the left side of the condition at a point. read takes the quantity from a case's
+// summary. The result is NaN if a value does not exist.
 func (c *Claim) value(r *Results, point float64, read func(*Summary) float64) float64 {
 	of := func(name string, point float64, read func(*Summary) float64) float64 {
 		if s := r.Summarise(name, point); s != nil {

@@ -20,7 +20,8 @@ type counts struct {
 	estimates map[string]float64
 }
 
-// count reads the present counts of a run.
+// count reads what balancers and agents have counted until now. Bare labs have no balancers to
+// read.
 func (b *rig) count(p planned) (*counts, error) {
 	c := &counts{
 		reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{},

@@ -121,8 +121,9 @@ func (p planned) duration() time.Duration {
 }
 
 // Run makes the runs of the experiment that are not in the directory yet. It needs root. It writes
-// each run when it has ended, so an experiment that was interrupted goes on where it was. It leaves
-// no lab behind, also if the process is killed.
+// each run when it has ended, so an experiment that was interrupted goes on where it was. After an
+// error, the results have the runs that ended before. Run leaves no lab behind, also if the process
+// is killed.
 func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *Results, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -139,7 +140,7 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, store.close()) }()
-	if e.Kind == KindForward {
+	if e.Kind == KindForward { // needs no lab
 		if err := s.forward(ctx, store, o.Progress); err != nil {
 			return &store.results, err
 		}
@@ -249,9 +250,9 @@ func (b *rig) make(ctx context.Context, p planned, st *store) (*Run, error) {
 	return b.run(ctx, p, st)
 }
 
-// close removes the lab.
+// close removes the lab, if there is one, and ends its guard.
 func (b *rig) close() error {
-	if b.guard == nil {
+	if b.guard == nil { // there is no lab: prepare starts the guard first
 		return nil
 	}
 	var err error

@@ -43,7 +43,7 @@ func (b *rig) startSampler(p planned) *sampler {
 	return s
 }
 
-// stop returns the samples so far.
+// stop ends the sampling, and returns the samples.
 func (s *sampler) stop() (*samples, error) {
 	s.cancel()
 	<-s.done

@@ -45,7 +45,7 @@ func (e *Experiment) settings(full bool) settings {
 	return s
 }
 
-// at returns the settings at a point of the axis.
+// at returns the settings at a point of the axis. A point of AxisFlows changes no setting.
 func (s settings) at(point float64) settings {
 	switch s.Axis {
 	case AxisLoad:
@@ -240,7 +240,7 @@ func (c Case) service(i int, s settings) lab.Service {
 		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
 	}
 	switch {
-	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}):
+	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}): // no default needed
 	case s.Kind == KindDay:
 		service.Load = desired.Source{Kind: desired.LoadApache}
 	default:

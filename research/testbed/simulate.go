@@ -35,8 +35,9 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 }
 
 // bound replays the arrivals of a run with an omniscient balancer, which knows the requests on all
-// servers: each request goes to the server with the shortest expected delay. If clients are distant,
-// the balancer also knows the requests that are on the way. The result has no distribution.
+// servers: each request goes to the server with the shortest expected delay. If clients are
+// distant, the balancer also knows the requests that are on the way. The result has no
+// distribution.
 func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) {
 	spec := &placement.GSED{}
 	if p.roundTrip() != nil {
@@ -118,7 +119,8 @@ func disciplineOf(e lab.EmulatedServer) sim.Discipline {
 	return sim.ProcessorSharing
 }
 
-// spec returns the simulator's placement for the case, or nil if the simulator has none.
+// spec returns the simulator's placement for the case, or nil if the simulator has none. The first
+// condition that is true decides.
 func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Placement.Infers():
@@ -128,7 +130,7 @@ func (p planned) spec() placement.Spec {
 	case c.Weighted && !c.huntsByTable():
 		return nil // the simulator has no other placement by hash with weights
 	case c.Selection.OrdersByReports() && c.policy() != desired.AcceptLeast:
-		return nil
+		return nil // the simulator has reports only with this policy
 	case c.Direct:
 		return &placement.ECMP{}
 	case c.Placement == desired.PlacementRoundRobin && c.Feedback > 0:
@@ -205,7 +207,7 @@ func (c Case) estimator() infer.Kind {
 
 // What balancers do with load reports.
 const (
-	// reportAge is the time by the clock in which a report loses all but 1/e of its weight.
+	// reportAge is the time by the clock in which the weight of a report falls to 1/e.
 	reportAge = 200 * time.Millisecond
 	// offeredByReports is the number of candidates to which a flow is offered.
 	offeredByReports = 3

@@ -187,7 +187,8 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 	}
 }
 
-// inCase names the case if only this case makes the file's section wrong.
+// inCase returns words that name the case, for a problem in a section of the file that cases share.
+// It returns nothing if the file has no cases, or if the path is in the case itself.
 func (m *merger) inCase(path string, r *RunnableCase) string {
 	if m.path == "" || strings.HasPrefix(path, m.path+".") {
 		return ""
@@ -228,7 +229,7 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	return ""
 }
 
-// useAdded marks as used the fields absent of the servers and balancers that an event adds.
+// useAdded marks the fields absent of the servers and balancers that an event adds as used.
 func (m *merger) useAdded(r *RunnableCase) {
 	_, servers := section[*[]Servers](m, "Servers")
 	balancers, path := section[*Balancers](m, "Balancers")

@@ -83,7 +83,7 @@ func metric(name string) (value func(*sim.Result) float64, time int) {
 
 // assertion adds a condition of the file.
 func (b *builder) assertion(path string, a Assertion) {
-	text := a.Holds + a.Fails
+	text := a.Holds + a.Fails // one of them is empty
 	if (a.Holds == "") == (a.Fails == "") {
 		b.failf(path, "must have one of holds and fails")
 		return
@@ -108,7 +108,7 @@ var word = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_.+-]*|[0-9][0-9A-Za-zµ.]*|<=
 type parser struct {
 	words []string
 	cases []RunnableCase
-	bare  bool
+	bare  bool // a metric without a case has been read
 }
 
 // next returns the next word. It is empty at the end.
@@ -151,7 +151,7 @@ func (p *parser) condition() (comparison, error) {
 		return nil, err
 	}
 	op := p.accept("<", "<=", ">", ">=", "within")
-	var within float64
+	var within float64 // percent; only for the operator within
 	switch op {
 	case "":
 		return nil, fmt.Errorf("expected <, <=, >, >= or within, found %s", p.found())
@@ -301,7 +301,8 @@ func constant(x float64, time int) expression {
 	return expression{value: func(results) float64 { return x }, time: time}
 }
 
-// ofCase reads the case in parentheses after a metric, if there is one.
+// ofCase reads the case in parentheses after a metric, if there is one. It returns a function that
+// reads the metric from the results of that case, or without one from those of the current case.
 func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
 		p.bare = true

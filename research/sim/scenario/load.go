@@ -43,7 +43,7 @@ func (m *merger) fromTrace() bool {
 	return arrivals != nil && (arrivals.Wikibench != nil || arrivals.Queries != nil)
 }
 
-// drawn tells whether a job has a share, so that the class of a flow can be drawn.
+// drawn tells whether a job has a positive share, so that the class of a flow can be drawn.
 func drawn(c *sim.Config) bool {
 	return slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 })
 }
@@ -149,7 +149,7 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 // distribution reads a distribution, of which exactly one field must be set. instead lists other
 // fields of the section that may be set in place of a distribution, for the error.
 func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
-	before := len(m.errs)
+	before := len(m.errs) // a problem of a field is not reported as a missing distribution, too
 	var all []sim.Distribution // one for each field that is set
 	positive := func(name string, t time.Duration) float64 {
 		m.require(t > 0, join(path, name), "must be positive")

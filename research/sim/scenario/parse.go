@@ -74,8 +74,8 @@ func (b *builder) mustUse(path, problem string) { b.unused[path] = problem }
 func (b *builder) use(path string) { b.used[path] = true }
 
 // consequences reports problems that may be only consequences of other problems. So it runs only if
-// there are no others. Such a problem is a part of the file that no case uses: it has no effect, so
-// it is likely a mistake.
+// there are no others. First it makes the later checks. If they find nothing, it reports each part
+// of the file that no case uses: such a part has no effect, so it is likely a mistake.
 func (b *builder) consequences() {
 	for _, check := range b.later {
 		check()
