@@ -32,7 +32,7 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 	switch {
 	case s.low > s.high: // there are no values
 		s.low, s.high = 0, 1
-	case s.low == s.high:
+	case s.low == s.high: // a single value is in the middle of the axis
 		s.low, s.high = s.low-0.5, s.high+0.5
 	}
 	switch {

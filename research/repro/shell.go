@@ -41,7 +41,7 @@ func reconfigure(
 	for i := shellServers; i < len(servers); i++ {
 		servers[i].Weight = 0
 	}
-	next := shellServers
+	next := shellServers // the server to insert next
 	table, err := tables.Build(servers, buckets, shellCandidates)
 	if err != nil {
 		return nil, err

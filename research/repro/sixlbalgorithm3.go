@@ -131,6 +131,7 @@ func independentTablesFail(seed uint64, experiments int) (joint, apart float64, 
 		if err != nil {
 			return 0, 0, err
 		}
+		// The zero Permutation stands for a removed server.
 		for _, s := range rng.Perm(resilientServers)[:8] {
 			first[s], second[s] = tables.Permutation{}, tables.Permutation{}
 		}

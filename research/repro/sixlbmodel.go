@@ -87,9 +87,9 @@ func figure8a(ctx context.Context, r *run) error {
 // manyServers is a number of servers that is nearly infinite, as the model assumes.
 const manyServers = 10_000
 
-// settled returns how long a simulation must last whose servers start empty, and whose second half
-// is measured. By equation (1), the mean number of flows comes within 0.1% of the steady state in
-// the first half. The duration is at least the given one.
+// settled returns the duration of a simulation whose servers start empty, and whose second half is
+// measured. In the first half, the mean number of flows by equation (1) comes within 0.1% of the
+// steady state. The duration is at least least.
 func settled(ctx context.Context, load float64, threshold int, least float64) (float64, error) {
 	s, err := steady(load, threshold)
 	if err != nil {

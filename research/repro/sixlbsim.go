@@ -197,8 +197,9 @@ func figure11a(ctx context.Context, r *run) error {
 	return nil
 }
 
-// serversNeeded returns, for each run, the smallest number of servers whose mean response time is
-// at most that of the target. The results are for numbers of servers from fewest on.
+// serversNeeded returns, for each run, the smallest number of servers with which the mean response
+// time is at most that of the target. If no number is enough, it returns the largest one.
+// results[i] is the result with fewest+i servers.
 func serversNeeded(target *sim.Result, results []*sim.Result, fewest int) []float64 {
 	needed := make([]float64, len(target.Runs))
 	for run := range needed {
@@ -304,7 +305,7 @@ func figure11e(ctx context.Context, r *run) error {
 			"the feedback here is exact, has no delay and costs servers nothing; the second "+
 				"chart has older feedback")
 	}
-	light := 1.0
+	light := 1.0 // the largest ratio of SRdyn to round-robin, or the reverse, at light loads
 	for i, rho := range sixLBLoads {
 		if rho <= 0.7 {
 			light = max(light, ratio(results[3][i], results[1][i]),

@@ -78,8 +78,8 @@ func (s *store) load(name string) (Result, bool) {
 	return r.Result, true
 }
 
-// withOthers returns the outcomes, and those stored figures that are not among them, in the order
-// of Figures.
+// withOthers returns the outcomes, and the stored results of all other figures under the same key,
+// in the order of Figures.
 func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	var all []Outcome
 	rest := slices.Clone(outcomes)
@@ -94,7 +94,8 @@ func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	return append(all, rest...)
 }
 
-// save writes the files of a figure. It writes the file with the key last.
+// save writes the files of a figure. It writes the file with the key last, so that a figure counts
+// as missing until all its files are there.
 func (s *store) save(name string, result Result) error {
 	if err := s.saveCharts(name, result); err != nil {
 		return err

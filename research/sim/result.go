@@ -117,7 +117,7 @@ func (b *batches) means() []float64 {
 
 // finish ends the measurements of a run.
 func (e *engine) finish() *RunResult {
-	if e.result.Flows() == 0 { // the window was never open, so there are no results
+	if e.result.Flows() == 0 { // the window was never open: one without duration makes all means NaN
 		e.openWindow()
 		e.closeWindow()
 	}

@@ -29,7 +29,8 @@ type Case struct {
 	Sections
 }
 
-// Assertion is a condition (see parseCondition). One of the two fields is set.
+// Assertion is a condition that must hold, or one that is known to fail. One of the two fields has
+// the condition, and the other is empty. See type expression for the grammar.
 type Assertion struct {
 	Holds string `yaml:"holds"`
 	Fails string `yaml:"fails"`
@@ -159,7 +160,8 @@ type Point struct {
 
 // Trace has arrivals from a file.
 type Trace struct {
-	// File is relative to the directory of the scenario. It is compressed if its name ends with .gz.
+	// File is relative to the directory of the scenario. It is compressed if its name ends with
+	// .gz.
 	File string `yaml:"file"`
 	// Factor by which the trace is faster than its recording, default 1.
 	Speed *float64 `yaml:"speed"`
@@ -175,7 +177,8 @@ type Job struct {
 	Match string `yaml:"match"`
 	Work
 	Stages []Stage `yaml:"stages"`
-	// Idle is how long the client keeps the connection open after the response; default: it does not.
+	// Idle is how long the client keeps the connection open after the response; default: it does
+	// not.
 	Idle *Distribution `yaml:"idle"`
 }
 
