@@ -24,8 +24,8 @@ type content struct {
 	Met, Judged int
 	Agreement   string
 	Orders      []order
-	// Disturbances are the runs that may not be valid. The page always shows those in Disturbed. The
-	// reader must open the others, in AlsoDisturbed.
+	// Disturbances are the runs that may not be valid. The page always shows those in Disturbed.
+	// The reader must open the others, in AlsoDisturbed.
 	Disturbances             []disturbance
 	Disturbed, AlsoDisturbed []disturbance
 	Sections                 []shownSection
@@ -119,7 +119,7 @@ func (f *folder) content() (*content, error) {
 		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
-	first := min(len(c.Disturbances), 3)
+	first := min(len(c.Disturbances), 3) // as many are always shown
 	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
 	c.addClaims()
 	c.Agreement, c.Orders = f.agreement(), f.orders()
@@ -339,7 +339,7 @@ func (f *folder) serverTables() (tables []serverTable) {
 	if len(points) == 0 {
 		return nil
 	}
-	x := points[len(points)-1]
+	x := points[len(points)-1] // shown returns the point with the longest times last
 	for _, name := range f.Cases {
 		t := serverTable{Case: name, Point: pointName(f.Axis, x)}
 		servers := serverShares(f.runs(name, x))

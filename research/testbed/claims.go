@@ -152,9 +152,9 @@ func (c *Claim) judge(r *Results) {
 	}
 }
 
-// judgeBySimulation compares the quantity at each point with the simulated one. It keeps the values
-// of the point where the quantity exceeds the simulated one the most. If one point lacks a value,
-// Met stays nil.
+// judgeBySimulation compares the ratio of Of to Over at each point with the simulated ratio. It
+// keeps both ratios of the point where the measured one exceeds the simulated one the most. If one
+// point lacks a value, Met stays nil.
 func (c *Claim) judgeBySimulation(r *Results) {
 	worst := math.Inf(-1)
 	for _, point := range c.points(r) {

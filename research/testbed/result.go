@@ -57,10 +57,11 @@ type Claim struct {
 	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
 	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, simulation or omniscient
 	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
-	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if another
+	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if not At
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
-	// BeyondSimulated is by how much the quantity may exceed the simulated one at any point.
+	// BeyondSimulated is by how much the ratio of Of to Over may exceed the simulated ratio at any
+	// point.
 	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
 
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
@@ -111,9 +112,9 @@ type Run struct {
 	Measured Response `json:"measured"`
 	// Types are the response times of each type of request, if there are several (HLB, figure 8).
 	Types map[string]Response `json:"types,omitempty"`
-	// Simulated are the response times of the simulator for the same arrivals and the same work: the
-	// means of several simulations, in which flows have other hashes. It is nil for cases that the
-	// simulator does not have.
+	// Simulated are the response times of the simulator for the same arrivals and the same work:
+	// the means of several simulations, in which flows have other hashes. It is nil for cases that
+	// the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
 	// Bound are the response times in the simulator of an omniscient balancer, which knows the
 	// requests on all servers, for the same arrivals and the same work. It is nil unless the

@@ -232,7 +232,7 @@ type Event struct {
 	Speed        *Speed         `yaml:"speed"`
 	BalancerAdd  []string       `yaml:"balancer-add"`
 	BalancerFail []string       `yaml:"balancer-fail"`
-	// Detect is the time until balancers know that a server was added or has failed.
+	// Detect is the time until balancers know that a server was added, drained or has failed.
 	Detect time.Duration `yaml:"detect"`
 }
 

@@ -308,7 +308,7 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	}
 	trace := sim.Trace{
 		File: m.file(t.File), Format: format, Speed: given(t.Speed, 1),
-		Classes: m.classes(), MustMatch: !drawn(c),
+		Classes: m.classes(), MustMatch: !drawn(c), // a class can only be drawn by shares
 	}
 	if _, err := os.Stat(trace.File); err != nil {
 		m.failf(path+".file", "%v", err)
@@ -323,7 +323,7 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	return trace
 }
 
-// speed returns the speed at which a trace causes the given load.
+// speed reads the whole trace, and returns the speed at which it causes the given load.
 func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace) float64 {
 	extent, err := trace.Extent()
 	if err != nil {
@@ -344,7 +344,8 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 	return load * c.Capacity() * extent.Seconds / work
 }
 
-// classes returns the patterns of the jobs. A class without a valid pattern has nil.
+// classes returns the patterns of the jobs, and marks them as used. A job without a valid pattern
+// has the pattern nil.
 func (m *merger) classes() []sim.TraceClass {
 	section, path := section[*[]Job](m, "Jobs")
 	jobs := given(section, nil)
