@@ -138,6 +138,7 @@ func (s TwoServers) queue(server int, share float64) []float64 {
 	return p
 }
 
+// validate returns an error that names the first field that is out of range.
 func (s TwoServers) validate() error {
 	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
 	for i := range 2 {

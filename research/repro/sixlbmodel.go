@@ -192,6 +192,8 @@ func crossing(low, high int) (float64, error) {
 	return to, nil
 }
 
+// figure8b draws Jain's index of the servers' numbers of flows, and checks that no SRc has a lower
+// one than SC.
 func figure8b(_ context.Context, r *run) error {
 	c, err := loadCurves("Fairness index", "Jain's index of flows per server", 1, always((*model.Steady).Fairness))
 	if err != nil {
@@ -204,6 +206,8 @@ func figure8b(_ context.Context, r *run) error {
 	return nil
 }
 
+// figure8c draws the 90th percentiles of response times, and checks that no SRc has a higher one
+// than SC.
 func figure8c(_ context.Context, r *run) error {
 	c, err := loadCurves("90th percentile of response times", "π90, mean service times", 25,
 		func(s *model.Steady) (float64, error) { return s.Percentile(90) })
@@ -230,6 +234,8 @@ func overSingleChoice(c chart.Chart) (least, most float64) {
 	return least, most
 }
 
+// figure8d draws the mean response times of the model, if it takes a mean service time to pass a
+// flow on.
 func figure8d(_ context.Context, r *run) error {
 	c, err := loadCurves("Expected response time with delay δ = 1", "E[T] + δ·s_c, mean service times", 10,
 		always(func(s *model.Steady) float64 { return s.MeanResponseWithDelay(1) }))
@@ -243,6 +249,8 @@ func figure8d(_ context.Context, r *run) error {
 	return nil
 }
 
+// figure8e draws the distribution of response times of each policy at the load 0.88, and compares
+// the standard deviations.
 func figure8e(_ context.Context, r *run) error {
 	c := chart.Chart{
 		Title: "Distribution of response times, λ = 0.88",

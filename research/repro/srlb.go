@@ -23,6 +23,7 @@ func srlbContenders() []contender {
 	return contenders
 }
 
+// srlb2 draws the mean response times of the policies by load.
 func srlb2(ctx context.Context, r *run) error {
 	contenders := srlbContenders()
 	loads := []float64{0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.61,

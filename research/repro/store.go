@@ -47,6 +47,7 @@ func openStore(s Settings) (*store, error) {
 	return &store{s.Directory, key{code, s.Quick, s.Seed}}, nil
 }
 
+// digestOfProgram returns the SHA-256 digest of the file of the running program.
 func digestOfProgram() (string, error) {
 	name, err := os.Executable()
 	if err != nil {
@@ -107,6 +108,7 @@ func (s *store) save(name string, result Result) error {
 	return s.write(name+".json", append(content, '\n'))
 }
 
+// saveCharts writes each chart of a figure as CSV and as SVG.
 func (s *store) saveCharts(name string, result Result) error {
 	for i := range result.Charts {
 		c := &result.Charts[i]

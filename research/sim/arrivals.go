@@ -106,7 +106,7 @@ type Points []Point
 // Point is a factor at a time.
 type Point struct{ At, Factor float64 }
 
-// Factor implements Curve.
+// Factor implements Curve. Between two points, it interpolates.
 func (p Points) Factor(at float64) float64 {
 	// i is the index of the first point after the time.
 	i, _ := slices.BinarySearchFunc(p, at, func(point Point, at float64) int {

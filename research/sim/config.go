@@ -273,6 +273,7 @@ func (p *problems) require(ok bool, format string, args ...any) {
 	}
 }
 
+// checkServers checks the servers. Their IO speed counts only if a job uses IO.
 func (c *Config) checkServers(p *problems) {
 	p.require(len(c.Servers) > 0, "no servers")
 	io := c.usesIO()
@@ -287,6 +288,7 @@ func (c *Config) checkServers(p *problems) {
 	}
 }
 
+// checkBalancers checks the balancers and the flow table.
 func (c *Config) checkBalancers(p *problems) {
 	p.require(len(c.Balancers) > 0, "no balancers")
 	p.require(len(c.Balancers) <= math.MaxInt16, "%d balancers: more than %d", len(c.Balancers), math.MaxInt16)
@@ -297,6 +299,8 @@ func (c *Config) checkBalancers(p *problems) {
 	}
 }
 
+// checkJobs checks the jobs, and whether the arrivals fit them: work by the size of a flow needs a
+// trace that tells the size of each flow of the job, so none of them may be drawn.
 func (c *Config) checkJobs(p *problems) {
 	p.require(len(c.Jobs) > 0, "no jobs")
 	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)
@@ -317,6 +321,7 @@ func (c *Config) checkJobs(p *problems) {
 		"jobs: at least one share must be positive")
 }
 
+// checkEvent checks the event with index i. It does not check whether the event changes anything.
 func (c *Config) checkEvent(p *problems, i int) {
 	e := &c.Events[i]
 	p.require(e.At >= 0 && e.Detect >= 0, "event %d: at %v, detected after %v: must not be negative", i, e.At, e.Detect)

@@ -139,6 +139,7 @@ func (e *engine) loop(ctx context.Context) error {
 // dropped: periodic ones would never end.
 func (e *engine) over() bool { return !e.arriving && e.result.underWay == 0 }
 
+// handle calls the method for an event of the given kind. The list of kinds says what index is.
 func (e *engine) handle(kind eventKind, index int32) {
 	switch kind {
 	case synAtBalancer:

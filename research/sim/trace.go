@@ -81,7 +81,7 @@ func (f TraceFormat) String() string {
 	return "counter, time and URL, with blanks between"
 }
 
-// Start implements Arrivals.
+// Start implements Arrivals. It needs no random numbers.
 func (t Trace) Start(*Rand) (Source, error) {
 	lines, err := t.open()
 	if err != nil {
@@ -132,6 +132,7 @@ func (t Trace) Extent() (Extent, error) {
 	return extent, source.Close()
 }
 
+// open opens the file of the trace, and unpacks it if its name ends with .gz. The caller closes it.
 func (t Trace) open() (*traceLines, error) {
 	file, err := os.Open(t.File)
 	if err != nil {
@@ -209,6 +210,7 @@ func isName(text string) bool {
 	return unicode.IsLetter(first) && !strings.ContainsAny(text, "0123456789")
 }
 
+// close closes the file. It returns the first error: about a line, of reading, or of closing.
 func (l *traceLines) close() error {
 	closing := l.file.Close()
 	if l.err != nil {

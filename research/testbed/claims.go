@@ -41,6 +41,8 @@ const (
 // overReplay tells whether the claim compares a case with a replay of its arrivals.
 func (c Claim) overReplay() bool { return c.Over == overSimulation || c.Over == overOmniscient }
 
+// problems calls fail for each field of the claim that is wrong or does not fit the experiment. A
+// claim without a quantity needs only a text.
 func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	known := func(name string) bool {
 		return slices.ContainsFunc(e.Cases, func(c Case) bool { return c.Name == name })

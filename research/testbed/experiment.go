@@ -467,6 +467,8 @@ func emulatedProblems(kind Kind, all lab.EmulatedServers, fail func(name, proble
 	}
 }
 
+// problems calls fail for each field of the case that is wrong or does not fit the kind of the
+// experiment.
 func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Name == "" || !fieldpath.IsPlain(c.Name) {
 		fail("name", "must have letters, digits, - and _")

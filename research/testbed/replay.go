@@ -33,6 +33,7 @@ var traceFormats = map[TraceFormat]sim.TraceFormat{
 	"queries": sim.TimedQueries, "wikibench": sim.Wikibench,
 }
 
+// problems calls fail for each field that is wrong or does not fit the experiment.
 func (r *Replay) problems(e *Experiment, fail func(name, problem string)) {
 	if _, ok := traceFormats[r.Format]; !ok {
 		fail("format", "must be queries or wikibench")
@@ -81,6 +82,7 @@ func (r *Replay) read(file string, work *sim.Distribution) (*recording, error) {
 	return recorded, source.Close()
 }
 
+// digestOf returns the SHA-256 digest of a file.
 func digestOf(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {

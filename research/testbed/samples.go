@@ -187,6 +187,8 @@ func (t cpuTimes) idleSince(before cpuTimes) float64 {
 	return 0
 }
 
+// readCPUTimes returns the times of all cores since the machine started. Waiting for IO counts as
+// idle.
 func readCPUTimes() (t cpuTimes, err error) {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {

@@ -59,6 +59,7 @@ func (w *Weights) round(weight float64) float64 {
 	return max(1, math.Round(weight*float64(w.Steps))) / float64(w.Steps)
 }
 
+// validate returns all parameters that are out of range or exclude each other.
 func (w *Weights) validate() error {
 	var unseen error
 	if w.Sampling == SamplingAsPrinted && w.Unseen != "" {
@@ -89,7 +90,7 @@ func (w *Weights) speeds(servers int) *infer.Speeds {
 	return infer.NewSpeeds(servers, o)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. With the sampling as-printed, durations come from algorithm 1.
 func (m *HLB) New(b *sim.Balancer) (sim.Placement, error) {
 	p, err := newHLB(b, &m.Own, &m.Weights, &m.tables)
 	if err != nil {

@@ -36,7 +36,7 @@ func (m *Hunt) validate() error {
 	return errors.Join(checkCandidates(m.Candidates, 1), checkBuckets(m.Buckets), weights)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. The placement offers a flow to all candidates in turn.
 func (m *Hunt) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Random {
 		return &anyServers{b: b, n: m.Candidates}, nil
@@ -181,7 +181,7 @@ const (
 	ReportNone  ReportOthers = "none"
 )
 
-// Build implements Spec.
+// Build implements Spec. It refuses parameters that need Reports without it.
 func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates),
 		inRange("age", m.Age, 0, time.Hour), inRange("spare", m.Spare, 0, mostServers),
@@ -198,7 +198,7 @@ func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	return m, leastPolicy{m.IgnoreIdle}, err
 }
 
-// New implements sim.Method.
+// New implements sim.Method. Without Reports, the list has the order of the bucket.
 func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	inner, err := m.Hunt.New(b)
 	chain := int32(m.Chain)

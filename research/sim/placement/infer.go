@@ -46,7 +46,7 @@ func (m *Infer) Build() (sim.Method, sim.Policy, error) {
 	)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. Each balancer has its own estimator and its own counters.
 func (m *Infer) New(b *sim.Balancer) (sim.Placement, error) {
 	n := len(b.Servers)
 	if n > mostServers {
@@ -173,6 +173,8 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 
 func (p *inferring) Interval() float64 { return p.method.Polled.Seconds() }
 
+// Step samples the counters. Each time that Interval has passed, it also steps the estimator, with
+// the durations of ended flows if the estimator uses them.
 func (p *inferring) Step() {
 	for i, s := range p.live {
 		p.estimator.Sample(i, p.counters[s], p.Interval())

@@ -14,7 +14,8 @@ type LeastQueue struct {
 // Build implements Spec.
 func (m *LeastQueue) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
 
-// New implements sim.Method.
+// New implements sim.Method. A placement that chooses from all servers, and among equals at random,
+// has a faster implementation.
 func (m *LeastQueue) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Choices > 0 || m.Candidates > 0 || !m.random() {
 		return newByScore(b, &m.Own, &m.tables, equalWeights(b))

@@ -54,6 +54,7 @@ const (
 	TiesHome   Ties = "home"
 )
 
+// validate returns all parameters that are out of range or exclude each other.
 func (o *Own) validate() error {
 	if o.Choices > 0 && o.Candidates > 0 {
 		return fmt.Errorf("choices and candidates: only one of them can be set")
@@ -224,6 +225,9 @@ func (p *byScore) add(server int32, by float64) {
 	p.rank(server)
 }
 
+// Place offers the flow to the server with the best score: of all servers, or of those that choices
+// returns. Without a live server among them, it makes no offer. The random number breaks ties; if
+// it is 0, the first position wins.
 func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	random := uint64(0)
 	if p.own.random() {

@@ -88,6 +88,8 @@ func (p *territory) add(server int32, by float64) {
 	p.territory.Add(server, by)
 }
 
+// Place offers the flow to the best server of the territory, or to the best of the bucket's
+// candidates. Without such a server, it makes no offer.
 func (p *territory) Place(f *sim.Flow, offer *sim.Offer) {
 	var best int32
 	if p.method.Candidates > 0 {
@@ -120,6 +122,8 @@ type learnedTerritory struct {
 	known    []bool    // by server: whether it was live at the last change of servers or balancers
 }
 
+// newLearnedTerritory returns a placement that takes all servers for equal until it has learned
+// their capacities.
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 	n := len(b.Servers)
 	p := &learnedTerritory{

@@ -49,6 +49,8 @@ func (p *twf) Probed(server int32, load sim.Load) {
 
 func (p *twf) MembershipChanged() { p.stale = true }
 
+// Place draws a server. It first computes the probabilities again if a queue or the servers have
+// changed.
 func (p *twf) Place(_ *sim.Flow, offer *sim.Offer) {
 	if p.stale {
 		p.fill()

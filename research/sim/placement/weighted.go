@@ -177,7 +177,8 @@ func (f Formula) weight(load sim.Load) float64 {
 	return feedback(load)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. The first weights are the capacities, and the first turns are random,
+// so that balancers do not all begin at the same server.
 func (m *WeightedRoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
 	p := &weightedRoundRobin{
 		poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b),
@@ -253,6 +254,7 @@ type twos struct {
 	lottery         lottery
 }
 
+// Place draws two servers, which may be the same one. Without live servers, it makes no offer.
 func (p *twos) Place(f *sim.Flow, offer *sim.Offer) {
 	s, other := p.lottery.draw(p.b.Rand.Float()), p.lottery.draw(p.b.Rand.Float())
 	if s < 0 {

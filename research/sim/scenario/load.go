@@ -189,6 +189,8 @@ func (m *merger) distribution(path string, d *Distribution, instead ...string) s
 	return all[0]
 }
 
+// lognormal reads a lognormal distribution, which has either a median and sigma, or a mean and a
+// deviation.
 func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
 	positive := func(name string, t time.Duration) float64 {
 		m.require(t > 0, path+"."+name, "must be positive")
@@ -253,6 +255,7 @@ func (m *merger) arrivals(c *sim.Config) {
 	}
 }
 
+// poisson reads Poisson arrivals. It computes the rate from the load if the file has a load.
 func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	m.require(given(p.Rate, 1) > 0, path+".rate", "must be positive")
 	m.require(given(p.Load, 1) > 0, path+".load", "must be positive")

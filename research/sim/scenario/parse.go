@@ -261,6 +261,8 @@ func (m *merger) server(path string, g *Servers) sim.Server {
 
 const mostBalancers = 256
 
+// balancers reads the balancers of a case: their number, their shares, and which are absent at
+// first. Without a number of balancers, it is that of the shares, and 1 without shares.
 func (m *merger) balancers(c *sim.Config) {
 	section, path := section[*Balancers](m, "Balancers")
 	if section == nil {
@@ -300,6 +302,7 @@ func (m *merger) balancer(path, name string, n int) int32 {
 	return int32(number - 1)
 }
 
+// flowTable reads the limit of the flow table. An empty section sets no limit.
 func (m *merger) flowTable(c *sim.Config) {
 	table, path := section[*FlowTable](m, "FlowTable")
 	if table == nil || *table == (FlowTable{}) {
@@ -311,6 +314,8 @@ func (m *merger) flowTable(c *sim.Config) {
 	c.FlowTable = sim.FlowTable{Buckets: buckets, Ways: ways}
 }
 
+// network reads the delays of packets. A part of the path that the file does not name keeps no
+// delay.
 func (m *merger) network(c *sim.Config) {
 	n, path := section[*Network](m, "Network")
 	if n == nil {
@@ -332,6 +337,8 @@ func (m *merger) network(c *sim.Config) {
 	}
 }
 
+// clients reads what clients do: their timeout, what happens if a backlog is full, and the flood.
+// It checks the flood later, because only the placement tells whether there is a policy.
 func (m *merger) clients(c *sim.Config) {
 	clients, path := section[*Clients](m, "Clients")
 	if clients == nil {
@@ -355,6 +362,8 @@ func (m *merger) clients(c *sim.Config) {
 	}
 }
 
+// measure reads when the arrivals end, and which flows are measured. Only a trace needs no such
+// section, because it has an end.
 func (m *merger) measure(c *sim.Config) {
 	measure, path := section[*Measure](m, "Measure")
 	if measure == nil {
@@ -372,6 +381,7 @@ func (m *merger) measure(c *sim.Config) {
 	m.require(c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1, path+".cooldown", "must be 0 to less than 1, together with warmup")
 }
 
+// placement reads the placement, which may bring a policy of the servers.
 func (m *merger) placement(r *RunnableCase) {
 	p, path := section[*Placement](m, "Placement")
 	if p == nil || p.Spec == nil {
