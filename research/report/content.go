@@ -178,7 +178,8 @@ func inline(figures []figure) (svgs []template.HTML) {
 	return svgs
 }
 
-// addClaims adds the claims with their verdicts, and counts them.
+// addClaims adds the claims with their verdicts. It counts the claims that were judged, and those
+// that are met.
 func (c *content) addClaims() {
 	text := func(v *float64) string {
 		if v == nil {
@@ -203,7 +204,8 @@ func (c *content) addClaims() {
 	}
 }
 
-// agreement returns a sentence about how far measured and simulated means are apart.
+// agreement returns a sentence about how far measured and simulated means are apart: in the median
+// of all cases and points, and at most. It is empty if nothing was simulated.
 func (f *folder) agreement() string {
 	var sizes []float64
 	var worst float64
@@ -366,7 +368,7 @@ func (f *folder) serverTables() (tables []serverTable) {
 	return tables
 }
 
-// facts describe the environment.
+// facts describe the environment, and the length and the number of the runs.
 func (f *folder) facts() []fact {
 	e := f.Environment
 	length := "default"

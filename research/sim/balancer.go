@@ -31,7 +31,7 @@ type balancer struct {
 	nextStep float64
 }
 
-// begin creates the balancer's placement.
+// begin creates the balancer's placement, and finds out which optional interfaces it has.
 func (b *balancer) begin(m Method) error {
 	p, err := m.New(&b.view)
 	if err != nil {

@@ -219,7 +219,8 @@ func (e *engine) nextArrival() {
 	}
 }
 
-// arrive starts a flow.
+// arrive starts a flow, and determines when the next one arrives. The edge router sends the flow's
+// SYN to a balancer. If there is no balancer, the flow is lost.
 func (e *engine) arrive() {
 	e.watchWindow()
 	f := e.newFlow()

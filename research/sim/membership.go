@@ -4,7 +4,8 @@ package sim
 
 import "slices"
 
-// change applies an event of the configuration.
+// change applies an event of the configuration. The servers change at once, and balancers detect
+// that later. A change of the balancers or of a speed needs no detection.
 func (e *engine) change(event *Event, index int32) {
 	e.measureAll()
 	switch event.Kind {

@@ -87,7 +87,8 @@ type batches struct {
 
 const mostBatches = 64
 
-// add adds a value, and begins a new batch when one is complete.
+// add adds a value, and begins a new batch when one is complete. When mostBatches are complete, it
+// joins each two of them and doubles the size of a batch.
 func (b *batches) add(x float64) {
 	b.sum += x
 	b.count++

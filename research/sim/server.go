@@ -127,7 +127,8 @@ func (e *engine) gaveUp(f int32) bool {
 	return e.config.Timeout > 0 && e.now-e.flows[f].sent >= e.config.Timeout
 }
 
-// stageEnds begins the next stage of a flow, or ends the flow.
+// stageEnds begins the next stage of a flow. After the last stage, the flow leaves the server, or
+// its connection stays open and idle. In both cases, its worker is free.
 func (e *engine) stageEnds(f int32) {
 	flow := &e.flows[f]
 	flow.stage++

@@ -47,7 +47,8 @@ func (b *rig) count(p planned) (*counts, error) {
 	return c, nil
 }
 
-// addBalancer adds the counts of one balancer.
+// addBalancer adds the counts of one balancer: packets by reason, and what it infers about the
+// servers of the run's service.
 func (c *counts) addBalancer(instance string, p planned) error {
 	view, err := inspect.OpenView(instance)
 	if err != nil {
@@ -82,7 +83,8 @@ func (c *counts) addEstimates(service *inspect.ServiceState, balancers int) {
 	}
 }
 
-// addCounts adds to the run what was counted during it.
+// addCounts adds to the run what was counted during it. Estimates are those at its end. Only
+// servers of a case that hunts have counts of offers.
 func (r *Run) addCounts(before, after *counts) {
 	for reason, packets := range after.reasons {
 		if n := packets - before.reasons[reason]; n > 0 {

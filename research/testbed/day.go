@@ -42,7 +42,7 @@ func (s settings) warmUpTime() time.Duration {
 	return time.Duration(float64(s.MediaWiki.Pages) / s.warmUpPace() * float64(time.Second))
 }
 
-// warmUp sends a request for each page to each server, directly.
+// warmUp sends a request for each page to each server, directly. A request that fails is an error.
 func (b *rig) warmUp(ctx context.Context, s settings) error {
 	b.progress(fmt.Sprintf("Warming up the servers: %s.", s.warmUpTime().Round(time.Second)))
 	folder := filepath.Join(b.directory, "warm-up")

@@ -188,7 +188,8 @@ func (s settings) byTheClock(emulated time.Duration) time.Duration {
 // notBuilt is the name of a lab that is never built, because only its topology is of interest.
 const notBuilt = "x"
 
-// topology returns the lab of the settings. Each case is a service with a VIP of its own.
+// topology returns the lab of the settings. Each case is a service with a VIP of its own, except
+// those that send requests directly to servers. If all do, the lab is bare: it has no balancers.
 func (s settings) topology(name string) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present

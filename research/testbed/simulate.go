@@ -51,7 +51,8 @@ func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) 
 	return r, nil
 }
 
-// replay replays arrivals with a placement.
+// replay replays arrivals in the simulator with a placement, several times (simulations). The times
+// that it returns are those of all replays together.
 func (p planned) replay(
 	ctx context.Context, arrivals string, spec placement.Spec,
 ) (*Response, error) {

@@ -28,7 +28,8 @@ type target struct {
 	of   []int32
 }
 
-// events reads the events of a case, and leaves it to consequences to replay them.
+// events reads the events of a case into its configuration. It also adds a later check, which
+// replays the events to find those that change nothing.
 func (m *merger) events(r *RunnableCase) {
 	events, path := section[*[]Event](m, "Events")
 	if events == nil {
@@ -57,7 +58,8 @@ func (m *merger) events(r *RunnableCase) {
 	m.later = append(m.later, func() { m.replay(r, all) })
 }
 
-// event reads an event.
+// event reads an event, which must have exactly one kind. It reports what is wrong, and returns the
+// rest.
 func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	m.require(e.At != nil, path+".at", "is required")
 	h := happening{at: given(e.At, 0)}
@@ -98,7 +100,8 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	return h
 }
 
-// targets resolves the names of balancers, or of servers and groups.
+// targets resolves the names in an event of the given kind: of balancers, or of servers and groups.
+// It reports an unknown name, which then stands for nothing.
 func (m *merger) targets(path string, names []string, kind sim.EventKind, r *RunnableCase) []target {
 	m.require(len(names) > 0, path, "at least one is required")
 	var targets []target

@@ -81,7 +81,7 @@ func metric(name string) (value func(*sim.Result) float64, time int) {
 	return metrics[name], time
 }
 
-// assertion adds a condition of the file.
+// assertion adds an assertion of the file to the result, or reports what is wrong with it.
 func (b *builder) assertion(path string, a Assertion) {
 	text := a.Holds + a.Fails // one of them is empty
 	if (a.Holds == "") == (a.Fails == "") {
@@ -144,7 +144,8 @@ func (p *parser) found() string {
 	return strconv.Quote(p.next())
 }
 
-// condition reads a whole condition.
+// condition reads a whole condition, and returns the function that judges it. Both sides must have
+// the same unit, and at least one of them must have a metric.
 func (p *parser) condition() (comparison, error) {
 	left, err := p.sum()
 	if err != nil {
@@ -246,7 +247,8 @@ func (p *parser) chain(operand func() (expression, error), operators ...string) 
 	return left, err
 }
 
-// combine returns the expression of an operator and its operands.
+// combine returns the expression of an operator and its operands. For + and -, both operands must
+// have the same unit.
 func combine(left expression, op string, right expression) (expression, error) {
 	e := expression{time: left.time, about: left.about || right.about}
 	l, r := left.value, right.value
@@ -268,7 +270,7 @@ func combine(left expression, op string, right expression) (expression, error) {
 	return e, nil
 }
 
-// factor reads a factor of the grammar.
+// factor reads a factor of the grammar: a number, a duration, a metric, or a sum in parentheses.
 func (p *parser) factor() (expression, error) {
 	w := p.next()
 	if w == "" {

@@ -48,7 +48,8 @@ func drawn(c *sim.Config) bool {
 	return slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 })
 }
 
-// job reads a job.
+// job reads a job. Without a list of stages, the job itself describes its only stage. The share of
+// a job that captures is 0, because its flows cannot be drawn.
 func (m *merger) job(path string, j *Job) sim.Job {
 	job := sim.Job{Name: j.Name, Share: 1}
 	if j.captures() {
@@ -208,7 +209,7 @@ func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
 	return sim.Distribution{}
 }
 
-// values reads a file with observed times.
+// values reads a file with observed times: a number of seconds in each line.
 func (m *merger) values(path, name string) sim.Distribution {
 	text, err := os.ReadFile(m.file(name))
 	if err != nil {

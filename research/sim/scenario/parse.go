@@ -125,7 +125,8 @@ func (b *builder) scenario(f *File) {
 	}
 }
 
-// runnable adds a case.
+// runnable reads the sections of a case, and adds the case to the result. A later check prepares a
+// run of the case.
 func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m := merger{
 		builder: b, path: path,
@@ -186,7 +187,8 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// servers reads the groups of servers.
+// servers reads the groups of servers, and adds the servers of each group to the case. It also
+// checks that names are distinct, and that servers and processors are not too many.
 func (m *merger) servers(r *RunnableCase) {
 	section, path := section[*[]Servers](m, "Servers")
 	groups := given(section, nil)
@@ -230,7 +232,7 @@ const (
 	MostRuns = 10000
 )
 
-// server returns a server of a group.
+// server returns what all servers of a group have in common. It reports fields that are wrong.
 func (m *merger) server(path string, g *Servers) sim.Server {
 	s := sim.Server{
 		CPUs: given(g.CPUs, 1), Speed: given(g.Speed, 1), IOSpeed: given(g.IOSpeed, 1),
