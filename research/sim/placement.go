@@ -14,8 +14,8 @@ type Flow struct {
 	Number uint64
 	// Server is the server of the flow, or -1 before a server has taken it.
 	Server int32
-	// Mark is for the placement, to store something about the flow. It is 0 on each balancer that
-	// the flow comes to.
+	// Mark is for the placement, to store something about the flow. It is 0 when the flow comes to
+	// a balancer.
 	Mark uint32
 	// transit is the index in engine.transits, or -1. It is here and not in type flow, because it
 	// fits here without making Flow larger.
@@ -94,9 +94,9 @@ type Placement interface {
 // The optional interfaces of placements. A flow without an entry in a flow table of limited size
 // is placed by Untracked, and the methods of the other interfaces are not called for it.
 type (
-	// Accepter learns which server took a flow, from the server's create-stickiness signal:
-	// f.Server. The offer contains the loads of the servers that passed the flow on. taker is the
-	// load of the server that took it, including this flow.
+	// Accepter learns from a create-stickiness signal that the server f.Server took a flow. The
+	// offer contains the loads of the servers that passed the flow on. taker is the load of
+	// f.Server, including this flow.
 	Accepter interface {
 		Accepted(f *Flow, offer *Offer, taker Load)
 	}
@@ -104,8 +104,8 @@ type (
 	Connecter interface{ Connected(f *Flow) }
 	// Closer sees the end of a flow.
 	Closer interface{ Closed(f *Flow, end End) }
-	// Silencer learns that a flow has been silent for a time in seconds: its response has ended so
-	// long ago, and the client keeps it open.
+	// Silencer learns when a flow has been silent for SilentAfter seconds: its response ended that
+	// long ago, and the client still keeps it open.
 	Silencer interface {
 		SilentAfter() float64
 		Silent(f *Flow)

@@ -80,7 +80,7 @@ func (e *engine) endInterval() {
 }
 
 // finishSeries stores the results of the intervals that end after the last flow has ended, and not
-// after the end of the arrivals. There were no events for the ends of these intervals.
+// after the end of the arrivals. The engine's loop has dropped the events for these ends.
 func (e *engine) finishSeries() {
 	s := &e.series
 	for s.every > 0 && s.end() <= e.until*rounding && s.ended < MostIntervals {

@@ -20,8 +20,7 @@ type counts struct {
 	estimates map[string]float64
 }
 
-// count reads what balancers and agents have counted until now. Bare labs have no balancers to
-// read.
+// count reads what balancers and agents have counted until now. No balancers run in a bare lab.
 func (b *rig) count(p planned) (*counts, error) {
 	c := &counts{
 		reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{},

@@ -189,7 +189,8 @@ func (s settings) byTheClock(emulated time.Duration) time.Duration {
 const notBuilt = "x"
 
 // topology returns the lab of the settings. Each case is a service with a VIP of its own, except
-// those that send requests directly to servers. If all do, the lab is bare: it has no balancers.
+// those that send requests directly to servers. If all do, the lab is bare: no balancers and agents
+// run.
 func (s settings) topology(name string) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present

@@ -132,7 +132,8 @@ func (p *hlb) Step() {
 	p.weigh()
 }
 
-// weigh takes the weights of the last step for all servers, including those that are added later.
+// weigh takes the weights of the last step for all servers, also for those that are absent now and
+// may be added later.
 func (p *hlb) weigh() {
 	for s := range p.weight {
 		p.weight[s] = p.weights.round(p.speeds.Weight(int32(s)))

@@ -198,7 +198,8 @@ func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	return m, leastPolicy{m.IgnoreIdle}, err
 }
 
-// New implements sim.Method. Without Reports, the list has the order of the bucket.
+// New implements sim.Method. Without Reports, the candidates keep the order in which Hunt lists
+// them.
 func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	inner, err := m.Hunt.New(b)
 	chain := int32(m.Chain)

@@ -208,7 +208,7 @@ func (p *byScore) reorder(order []int32) {
 	}
 }
 
-// rank brings a server's score up to date.
+// rank brings a server's score up to date. A server that is not live has an infinite score.
 func (p *byScore) rank(server int32) {
 	score := math.Inf(1)
 	if p.live[server] {

@@ -150,7 +150,8 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 // distribution reads a distribution, of which exactly one field must be set. instead lists other
 // fields of the section that may be set in place of a distribution, for the error.
 func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
-	before := len(m.errs)      // a problem of a field is not reported as a missing distribution, too
+	// If a field has a problem, the number of distributions is not reported as another one.
+	before := len(m.errs)
 	var all []sim.Distribution // one for each field that is set
 	positive := func(name string, t time.Duration) float64 {
 		m.require(t > 0, join(path, name), "must be positive")
