@@ -116,7 +116,7 @@ func hlb12(ctx context.Context, r *run) error {
 			r.fastest(c, i, "HLB", ", "+name+", "+percent,
 				"better in all tested scenarios, says the text")
 		}
-		if load == 0.7 { // the other statements of the text are about 90%
+		if load == 0.7 { // the statements below are about 90%
 			r.fastest(c, 2, "SED", " but HLB, 4x, 70%", "HLB and SED are optimal, says the text",
 				"HLB")
 			continue

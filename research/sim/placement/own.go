@@ -226,8 +226,8 @@ func (p *byScore) add(server int32, by float64) {
 }
 
 // Place offers the flow to the server with the best score: of all servers, or of those that choices
-// returns. Without a live server among them, it makes no offer. The random number breaks ties; if
-// it is 0, the first position wins.
+// returns. Without a live server among them, it makes no offer. A random number breaks ties.
+// If ties are not random, the number is 0, and the first one of the best servers wins.
 func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	random := uint64(0)
 	if p.own.random() {
