@@ -26,7 +26,7 @@ const oneBatch = 1
 
 // compareHunters checks the statements of both papers about mean response times. The results are
 // those of hunters, by load. According to the papers, single choice takes up to 2.3 times as long
-// as SR4. The papers have this maximum at the load heavy.
+// as SR4, and the ratio is largest at the load heavy.
 func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy float64) {
 	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := slices.Index(loads, heavy)
@@ -287,7 +287,7 @@ func figure11b(ctx context.Context, r *run) error {
 func figure11e(ctx context.Context, r *run) error {
 	contenders := []contender{singleChoice, roundRobin, feedback, srDynamic}
 	t := sixLBTestbed
-	t.balancers = 1 // the centralised policies need it, and it does not affect the others
+	t.balancers = 1 // the centralised policies need a single balancer; SC and SRdyn do not care
 	results, err := r.sweep(ctx, t, contenders, sixLBLoads, pick(r, 4, 10))
 	if err != nil {
 		return err

@@ -26,9 +26,9 @@ type balancer struct {
 	recoverer Recoverer
 	// Number of entries in use in each bucket of the flow table; nil if the table has no limit.
 	entries  []uint16
-	ways     uint16
-	flows    uint64
-	nextStep float64
+	ways     uint16  // entries of a bucket
+	flows    uint64  // measured flows so far
+	nextStep float64 // time of the next step of the placement
 }
 
 // begin creates the balancer's placement, and finds out which optional interfaces it has.

@@ -73,7 +73,7 @@ type Server struct {
 	CPUs  int32
 	// Speed is the work that a processor does in a second, in seconds of work.
 	Speed float64
-	// IOSpeed is the same for the IO queue.
+	// IOSpeed is the work that the IO queue does in a second, in seconds of work.
 	IOSpeed    float64
 	Discipline Discipline
 	// Workers is the number of flows that a server with processor sharing serves at once. 0 means

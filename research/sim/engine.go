@@ -47,7 +47,7 @@ type engine struct {
 	slots    []slot
 
 	servers    []server
-	changes    []int32 // by server: the last event that added, removed or failed it
+	changes    []int32 // by server: the last event that added, drained or failed it
 	processors float64 // number of processors of all servers
 	agents     []agent // by server; nil without a policy
 	stations   []station

@@ -125,18 +125,18 @@ const (
 	KindHold Kind = "hold"
 	// KindDay replays a day of requests for MediaWiki.
 	KindDay Kind = "day"
-	// KindForward measures the CPU time of a packet of a known flow, without a lab.
+	// KindForward measures the CPU time of packets (Case.Packets), without a lab.
 	KindForward Kind = "forward"
 )
 
-// Packets are packets whose CPU time is measured.
+// Packets is the kind of the packets whose CPU time is measured.
 type Packets string
 
-// The packets. PacketsKnown, of flows that the balancer knows, is the default.
+// The kinds of packets. PacketsKnown is the default.
 const (
-	PacketsKnown Packets = "known"
-	PacketsSYN   Packets = "syn" // of new flows
-	PacketsMix   Packets = "mix" // the SYN, a later packet and the FIN of new flows
+	PacketsKnown Packets = "known" // of flows that the balancer knows
+	PacketsSYN   Packets = "syn"   // of new flows
+	PacketsMix   Packets = "mix"   // the SYN, a later packet and the FIN of new flows
 )
 
 // AxisKind is a quantity in which points differ.

@@ -174,7 +174,8 @@ const samplePeriod = 20 * time.Millisecond
 
 // inferring returns the simulator's placement for a case that infers, or nil if the simulator has
 // none. In the simulator, balancers know the capacities if and only if the method needs them. In
-// the lab, balancers know them if and only if the case is weighted.
+// the lab, balancers know them if and only if the case is weighted. The simulator has the case only
+// if both agree, and if the balancers compare all servers and do not poll.
 func (p planned) inferring() placement.Spec {
 	kind := p.Case.estimator()
 	knows := kind == infer.SED || kind == infer.TerritoryConfigured

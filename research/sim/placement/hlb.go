@@ -33,7 +33,7 @@ type Weights struct {
 	// "as-printed", which is exactly HLB's algorithm 1 (infer.Algorithm1).
 	Sampling Sampling `yaml:"sampling"`
 	// Unseen tells how a server counts before one of its flows has ended: "average", the default,
-	// or "zero". With "as-printed" it must not be set, because the algorithm has its own zeros.
+	// or "zero". With "as-printed" it must not be set, because algorithm 1 itself determines it.
 	Unseen string `yaml:"unseen"`
 	// FixedNoise turns HLB into HLB-FIX.
 	FixedNoise bool `yaml:"fixed-noise"`

@@ -15,7 +15,7 @@ import (
 
 // Hunt are the parameters of placements that offer a flow to several servers in turn.
 type Hunt struct {
-	// Candidates is the number of these servers, 1 to 8.
+	// Candidates is the number of servers to which a flow is offered, 1 to 8.
 	Candidates int `yaml:"candidates"`
 	// Buckets is the number of buckets of the table. 0 stands for tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
@@ -107,8 +107,9 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	}, uint32(m.Limit)}, err
 }
 
-// perServer gives each server its own accept policy. For the policy, a server's open flows are busy
-// workers, and its capacity is the limit of its workers, or capacity if that is not 0.
+// perServer gives each server an accept policy of its own. The policy knows a server's open flows
+// as busy workers. It knows the field capacity as the server's capacity, or the limit of the
+// server's workers if the field is 0.
 type perServer struct {
 	policy   func(*sim.Host) accept.Policy
 	capacity uint32
@@ -258,7 +259,7 @@ type reported struct {
 	*chained
 	b      *sim.Balancer
 	age    float64
-	others int32
+	others int32 // number of candidates whose loads a signal may carry (see Least.others)
 	coded  bool
 	// ignoresIdle is Least.IgnoreIdle.
 	ignoresIdle bool

@@ -143,7 +143,7 @@ type byScore struct {
 	b        *sim.Balancer
 	own      *Own
 	weight   []float64      // by server, live or not
-	flows    []float64      // by server: the balancer's own
+	flows    []float64      // by server: the flows of this balancer
 	live     []bool         // by server
 	ranking  *infer.Ranking // by position
 	position []int32        // of each server, in the order for ties

@@ -64,7 +64,7 @@ type territory struct {
 	method    *Territory
 	territory *infer.Territory
 	capacity  []float64 // by server, live or not
-	flows     []float64 // by server: the balancer's own
+	flows     []float64 // by server: the flows of this balancer
 	home      []int32   // the balancer's home servers
 	table     tableOf
 }

@@ -58,7 +58,7 @@ type Servers struct {
 	CPUs  *int32 `yaml:"cpus"` // number of processors, default 1
 	// Seconds of work that a processor does in a second, default 1.
 	Speed      *float64 `yaml:"speed"`
-	IOSpeed    *float64 `yaml:"io-speed"`   // the same for the IO queue
+	IOSpeed    *float64 `yaml:"io-speed"`   // seconds of work that the IO queue does in a second
 	Discipline string   `yaml:"discipline"` // fifo or processor-sharing; default fifo
 	Workers    *int32   `yaml:"workers"`    // for processor-sharing; default: no limit
 	// Backlog is the maximum number of waiting flows, or unlimited. The default is 64.
@@ -206,7 +206,7 @@ type Measure struct {
 	Duration    *time.Duration `yaml:"duration"`
 	// Share of the arrivals at the beginning that is not measured.
 	Warmup   float64 `yaml:"warmup"`
-	Cooldown float64 `yaml:"cooldown"` // the same for the end
+	Cooldown float64 `yaml:"cooldown"` // share of the arrivals at the end that is not measured
 }
 
 // Placement is the name of a placement, or a mapping from the name to its parameters.

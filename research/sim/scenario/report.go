@@ -70,7 +70,7 @@ type Quantities struct {
 	InstantFairness Estimate `json:"instant-fairness"`
 }
 
-// GroupReport describes the use of the servers of a group. Each server counts the same.
+// GroupReport describes the use of the servers of a group.
 type GroupReport struct {
 	Name        string   `json:"group"`
 	Connections Estimate `json:"connections"` // sum over the servers of the group in a run
@@ -282,8 +282,8 @@ func connections(u *sim.ServerUse) float64 { return float64(u.Connections) }
 func utilisation(u *sim.ServerUse) float64 { return u.Utilisation }
 func open(u *sim.ServerUse) float64        { return u.Open }
 
-// groupReport sums up the use of the servers of a group. Utilisation and open flows are means over
-// these servers.
+// groupReport sums up the use of the servers of a group. Connections are summed over the servers.
+// Utilisation and open flows are means over the servers.
 func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
 	n := 0.0
 	for s := range c.Config.Servers {
