@@ -93,7 +93,7 @@ func algorithm3(
 	rows = make([]uint16, buckets*candidates)
 	filled := make([]int, buckets)            // by bucket: the number of candidates so far
 	next := make([]uint32, len(permutations)) // by server: the bucket to look at next
-	looked := make([]int, len(permutations))  // by server: the number of buckets so far
+	looked := make([]int, len(permutations))  // by server: the number of buckets that it looked at
 	for i, p := range permutations {
 		next[i] = p.Offset
 	}

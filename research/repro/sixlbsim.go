@@ -21,7 +21,7 @@ var sixLBLoads = []float64{
 	0.93, 0.95, 0.98,
 }
 
-// oneBatch is the number of the papers' runs: one batch of queries for each load.
+// oneBatch is the number of runs in the papers: one batch of queries for each load.
 const oneBatch = 1
 
 // compareHunters checks the statements of both papers about mean response times. The results are
@@ -119,6 +119,7 @@ func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (below, above fl
 	return below, above, nil
 }
 
+// figure10b draws the loads of the servers over time, at the load 0.89.
 func figure10b(ctx context.Context, r *run) error {
 	return r.loadsOverTime(ctx, sixLBTestbed, hunters, 0.89)
 }

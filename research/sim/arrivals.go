@@ -31,7 +31,7 @@ type Arrival struct {
 	Class int32
 	// Size is in units of Stage.PerUnit. It is 0 unless a trace gives it.
 	Size float64
-	// Query is that of the trace's line, and empty without a trace.
+	// Query is the query in the line of the trace. It is empty without a trace.
 	Query string
 }
 

@@ -79,6 +79,7 @@ func (e *engine) openWindow() {
 	}
 }
 
+// closeWindow ends the measurement, and stores the use of the servers in the window.
 func (e *engine) closeWindow() {
 	e.measureAll()
 	e.meter.open = false

@@ -104,7 +104,8 @@ func (p *prequal) expire() {
 	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age.Seconds() })
 }
 
-// use uses an answer once, and adds the flow to its flows in flight.
+// use returns the server of an answer, and adds the new flow to the answer's flows in flight. It
+// removes the answer from the pool after its last use.
 func (p *prequal) use(at int) int32 {
 	a := &p.pool[at]
 	server := a.server
@@ -151,7 +152,7 @@ func (p *prequal) hot() int32 {
 	return sorted[min(int(p.m.Quantile*float64(n)), n-1)]
 }
 
-// removeOne removes the oldest and the worst answer in turn.
+// removeOne removes one answer: the oldest, and the next time the worst.
 func (p *prequal) removeOne() {
 	if len(p.pool) == 0 {
 		return

@@ -65,7 +65,8 @@ func (l *lottery) set(servers []int32, weight func(server int32) float64) {
 	}
 }
 
-// draw returns the server for a number in [0, 1), or -1 if there is none.
+// draw returns the server for a number x from 0 to 1, or -1 if there is no server. If x is random,
+// the probabilities of the servers are in proportion to their weights.
 func (l *lottery) draw(x float64) int32 {
 	if len(l.servers) == 0 {
 		return -1

@@ -58,8 +58,8 @@ func (m *merger) events(r *RunnableCase) {
 	m.later = append(m.later, func() { m.replay(r, all) })
 }
 
-// event reads an event, which must have exactly one kind. It reports what is wrong, and returns the
-// rest.
+// event reads an event, which must have exactly one kind. It reports what is wrong, and
+// returns what it could read.
 func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	m.require(e.At != nil, path+".at", "is required")
 	h := happening{at: given(e.At, 0)}

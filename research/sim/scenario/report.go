@@ -291,7 +291,7 @@ func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
 			n++
 		}
 	}
-	// sum returns the sum of a quantity over the servers of the group, divided by a number.
+	// sum returns the sum of a quantity over the servers of the group, divided by the number by.
 	sum := func(quantity func(*sim.ServerUse) float64, by float64) Estimate {
 		return estimate(r.Estimate(func(run *sim.RunResult) float64 {
 			sum := 0.0
