@@ -118,6 +118,7 @@ type printedHistory struct {
 	columns [][]uint16 // by place: its servers, the newest first
 }
 
+// newPrintedHistory returns a history that has only the servers of the first table.
 func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
 	h := &printedHistory{depth: depth}
 	for _, server := range t.Rows {

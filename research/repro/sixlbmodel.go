@@ -234,8 +234,8 @@ func overSingleChoice(c chart.Chart) (least, most float64) {
 	return least, most
 }
 
-// figure8d draws the mean response times of the model, if it takes a mean service time to pass a
-// flow on.
+// figure8d draws the mean response times of the model, if passing a flow on takes as long as a mean
+// service.
 func figure8d(_ context.Context, r *run) error {
 	c, err := loadCurves("Expected response time with delay δ = 1", "E[T] + δ·s_c, mean service times", 10,
 		always(func(s *model.Steady) float64 { return s.MeanResponseWithDelay(1) }))

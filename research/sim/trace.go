@@ -94,6 +94,7 @@ func (t Trace) Start(*Rand) (Source, error) {
 	return t.source(lines, speed), nil
 }
 
+// source returns the arrivals of the lines, at the given speed.
 func (t Trace) source(lines *traceLines, speed float64) *traceSource {
 	return &traceSource{
 		lines: lines, speed: speed, classes: t.Classes, mustMatch: t.MustMatch, check: t.Check,

@@ -213,6 +213,7 @@ func (p planned) newRun(report *httpload.Report) *Run {
 	return run
 }
 
+// response returns the times of a report, multiplied by the speed. If there are none, all are 0.
 func response(t *httpload.Times, speed float64) Response {
 	if t == nil {
 		return Response{}
@@ -220,6 +221,7 @@ func response(t *httpload.Times, speed float64) Response {
 	return Response{Mean: t.Mean * speed, P50: t.P50 * speed, P90: t.P90 * speed, P99: t.P99 * speed}
 }
 
+// distribution returns the points of a distribution, with their times multiplied by the speed.
 func distribution(points []httpload.Point, speed float64) (all []DistributionPoint) {
 	for _, p := range points {
 		all = append(all, DistributionPoint{p.Seconds * speed, p.Share})

@@ -175,6 +175,8 @@ func (p planned) name() string {
 	return fmt.Sprintf("%s, %s %v, seed %d", p.Case.Name, p.Axis, p.point, p.seed)
 }
 
+// describe returns the line of progress about run i of all. left is an estimate of the remaining
+// time, or empty.
 func (p planned) describe(i, all int, left string) string {
 	return fmt.Sprintf("%d of %d: %s%s", i+1, all, p.name(), left)
 }

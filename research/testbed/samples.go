@@ -141,8 +141,8 @@ func (s *samples) write(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// addLoads adds the idle CPU time and the means of the samples to the run. Samples without a busy
-// worker count as fair, and do not count in Overprovision.
+// addLoads adds the idle CPU time and the means of the samples to the run. A sample without a busy
+// worker counts with the fairness 1. It does not count in Overprovision.
 func (r *Run) addLoads(s *samples) {
 	r.Machine.Idle = s.idle
 	if len(s.times) == 0 {

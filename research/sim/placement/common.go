@@ -46,6 +46,7 @@ func checkCandidates(candidates, least int) error {
 	return inRange("candidates", candidates, least, sim.MaxChain)
 }
 
+// checkBuckets checks a number of buckets. 0 is right: it stands for the default.
 func checkBuckets(buckets int) error {
 	if buckets == 0 {
 		return nil

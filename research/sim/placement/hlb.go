@@ -152,6 +152,7 @@ func (p *hlb) MembershipChanged() {
 	}
 }
 
+// Closed registers the duration of a flow that was connected.
 func (p *hlb) Closed(f *sim.Flow, end sim.End) {
 	if server, wasConnected := p.closed(f); wasConnected {
 		p.register(server, end.Duration)
@@ -173,6 +174,7 @@ type printedHLB struct {
 	register func(server int32, duration float64)
 }
 
+// Place gives the SYN to algorithm 1, if there is a server for the flow.
 func (p *printedHLB) Place(f *sim.Flow, offer *sim.Offer) {
 	p.hlb.Place(f, offer)
 	if offer.N > 0 {
@@ -181,11 +183,14 @@ func (p *printedHLB) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
+// Connected gives two packets to algorithm 1: the first acknowledgement, and the request behind it.
 func (p *printedHLB) Connected(f *sim.Flow) {
 	p.hlb.Connected(f)
 	p.packets(f, infer.Data, infer.Data)
 }
 
+// Closed gives the last two packets of a connected flow to algorithm 1: the acknowledgement of the
+// response, and the FIN.
 func (p *printedHLB) Closed(f *sim.Flow, _ sim.End) {
 	if _, wasConnected := p.closed(f); wasConnected {
 		p.packets(f, infer.Data, infer.End)

@@ -324,7 +324,7 @@ func (p *reported) load(server int32) float64 {
 
 // report stores a load that a server reported.
 func (p *reported) report(server int32, load *sim.Load) {
-	if p.ignoresIdle {
+	if p.ignoresIdle { // counts no connections that are answered and kept open
 		load.Open, load.Idle = load.Open-load.Idle, 0
 	}
 	exact := acceptLoad(*load, uint32(load.CPUs))

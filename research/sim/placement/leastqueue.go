@@ -53,6 +53,7 @@ func (p *leastQueue) Place(_ *sim.Flow, offer *sim.Offer) {
 // Connected counts the flow from its first acknowledgement on.
 func (p *leastQueue) Connected(f *sim.Flow) { p.open.Add(f.Server) }
 
+// Closed stops counting a flow. A flow that was never connected has not been counted.
 func (p *leastQueue) Closed(f *sim.Flow, _ sim.End) {
 	if f.Connected {
 		p.open.Remove(f.Server)

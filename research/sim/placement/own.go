@@ -84,6 +84,7 @@ func newTally(c Count, change func(int32, float64)) tally {
 // its server.
 const stateBits = 2
 
+// mark stores a flow's state and server in the flow's mark.
 func mark(f *sim.Flow, state infer.State, server int32) {
 	f.Mark = uint32(state) | uint32(server)<<stateBits
 }

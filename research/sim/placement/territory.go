@@ -179,6 +179,8 @@ func (p *learnedTerritory) had(server int32) {
 
 func (p *learnedTerritory) Interval() float64 { return p.interval }
 
+// Step records for how long each server has had its present flows, and learns from that. Then it
+// applies what was learned.
 func (p *learnedTerritory) Step() {
 	for s := range p.flows {
 		p.had(int32(s))

@@ -37,11 +37,14 @@ type twf struct {
 	lottery lottery
 }
 
+// Step estimates how many flows all balancers will place until the next poll: as many as this
+// balancer has placed since the last poll, times the number of balancers. Then it polls.
 func (p *twf) Step() {
 	p.coming, p.placed = float64(p.placed*len(p.b.Peers)), 0
 	p.poll.Step()
 }
 
+// Probed stores the queue of a polled server.
 func (p *twf) Probed(server int32, load sim.Load) {
 	p.queue[server] = float64(load.Open)
 	p.stale = true

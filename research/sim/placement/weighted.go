@@ -145,8 +145,9 @@ func (p *awcmp) Probed(server int32, load sim.Load) {
 	p.stale = true
 }
 
+// Place gives changed weights to the lottery first.
 func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
-	if p.stale { // MembershipChanged also gives the new weights to the lottery
+	if p.stale { // MembershipChanged sets the lottery with the present weights
 		p.MembershipChanged()
 		p.stale = false
 	}

@@ -57,6 +57,8 @@ func (s *Sharing[Job]) virtualAt(now float64) float64 {
 	return s.virtual + (now-s.since)*s.rate()
 }
 
+// advance brings the virtual time up to now. It is called before a change of the speed, or of
+// the number of jobs.
 func (s *Sharing[Job]) advance(now float64) {
 	s.virtual, s.since = s.virtualAt(now), now
 }
