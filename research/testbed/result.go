@@ -92,13 +92,15 @@ type Run struct {
 	Case  string  `json:"case"`
 	Point float64 `json:"point"`
 	Seed  uint64  `json:"seed"`
-	// Folder has the files of the run, relative to the directory of results:
+	// Folder has the files of the run, relative to the directory of results. It is empty unless the
+	// experiment is of KindLoad or KindDay. The files are:
 	// arrivals.tsv, the arrivals and their work, as a trace for segue-lab sim;
 	// requests.csv.gz, a line for each request (time, query, server, outcome, latency, exchange);
 	// loads.csv, the busy workers of each server over time.
 	Folder string `json:"folder"`
 
-	// Load is the share of all processors that the requests use, 0 to 1 and more.
+	// Load is the share of all processors that the requests use, 0 to 1 and more. It is 0 unless
+	// the experiment is of KindLoad.
 	Load      float64 `json:"load"`
 	Servers   int     `json:"servers"`
 	Balancers int     `json:"balancers"`
@@ -109,6 +111,7 @@ type Run struct {
 	Failures map[string]uint64 `json:"failures"`
 
 	// Measured are response times. In an experiment of KindForward, they are CPU times of packets.
+	// With KindChange and KindHold, they are 0.
 	Measured Response `json:"measured"`
 	// Types are the response times of each type of request, if there are several (HLB, figure 8).
 	Types map[string]Response `json:"types,omitempty"`
@@ -127,15 +130,17 @@ type Run struct {
 	Handshake *Response `json:"handshake,omitempty"`
 
 	// Fairness is Jain's index of the servers' busy workers, in the mean over time (6LB, section
-	// VI-B2). Busy is the mean number of busy workers of a server.
+	// VI-B2). With KindHold, it is the index of their open connections. Busy is the mean number of
+	// busy workers of a server.
 	Fairness float64 `json:"fairness"`
 	Busy     float64 `json:"busy"`
 	// Overprovision is the largest number of busy workers of a server, relative to the mean of all
 	// servers, in the mean over time (HLB, section VI-A2).
 	Overprovision float64 `json:"overprovision,omitempty"`
-	// Shares has an element for each server.
+	// Shares has an element for each server. It is empty with KindChange and KindForward.
 	Shares []Share `json:"shares"`
-	// Counters has what balancers counted, by the reasons of segue status.
+	// Counters has the numbers of packets that balancers counted during the run, by the reasons of
+	// segue status.
 	Counters map[string]uint64 `json:"counters"`
 
 	Machine Machine `json:"machine"`
