@@ -349,8 +349,9 @@ func (s TwoServers) result(p []float64) TwoServersResult {
 	return r
 }
 
-// refused returns the share of arrivals that find no room.
+// refused returns the share of all flows that find no room in the state with these occupancies.
 func (s TwoServers) refused(first, second occupancy) float64 {
+	// The share of all flows that go to the first server.
 	share := s.preference(first, second)*s.Observed + (1-s.Observed)/2
 	refused := 0.0
 	if first.flows() == s.Room {

@@ -126,7 +126,7 @@ func (l *loads) advance(now float64, servers int) {
 	}
 }
 
-// keepLoads stores the means of the integrals i over an elapsed time.
+// keepLoads stores the means of the integrals i over an elapsed time in m.
 func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.Elapsed = elapsed
 	m.Utilisation = i.busy / (e.processors * elapsed)

@@ -67,8 +67,10 @@ type Claim struct {
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Holds string `json:"holds,omitempty" yaml:"-"`
 	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
-	// whether the measured one meets it. They are absent while runs are missing, and Simulated and
-	// Model also if the simulator or the model does not have a case.
+	// whether the measured one meets it. They are absent while runs are missing. Simulated is also
+	// absent for quantities that are no times, for cases that the simulator does not have, and if
+	// Over is simulation. Model is also absent for quantities other than the mean, and for cases
+	// that the model does not have.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
 	Model     *float64 `json:"model,omitempty" yaml:"-"`
@@ -86,8 +88,9 @@ type Environment struct {
 	Finished time.Time `json:"finished,omitzero"`
 }
 
-// Run is one run: a case at a point, with a seed. All times are in emulated seconds: on a lab that
-// runs at speed 4, a request of 1 s has taken 0.25 s by the clock.
+// Run is one run: a case at a point, with a seed. Times are in emulated seconds, except Handshake
+// and Machine.LateP99: on a lab that runs at speed 4, a request of 1 s has taken 0.25 s by the
+// clock.
 type Run struct {
 	Case  string  `json:"case"`
 	Point float64 `json:"point"`
