@@ -45,7 +45,8 @@ type longLived struct {
 
 // change opens connections through the first balancer. Then it removes servers from all balancers,
 // sends all traffic to the second balancer, and counts the connections that do not answer any more
-// (6LB, section VI-B5).
+// (6LB, section VI-B5). Run.Requests then counts connections. At the end, change restores the
+// servers and the next hops.
 func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 	service := p.service()
 	if err := b.lab.SetNextHops("lb1"); err != nil {

@@ -322,6 +322,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	if _, err := scenario.ParseDistribution(e.Work, "."); err != nil {
 		errs.Addf("work", "%v", err)
 	}
+	// under returns a function that reports a problem of a field of the part at the path.
 	under := func(path string) func(name, problem string) {
 		return func(name, problem string) { errs.Addf(fieldpath.Child(path, name), "%s", problem) }
 	}
@@ -339,6 +340,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	if e.Replay != nil {
 		e.Replay.problems(e, under("replay"))
 	}
+	// A case cannot have the name of an earlier case, or a word that Claim.Over may have.
 	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
 		path := fieldpath.Item("cases", i)
