@@ -35,7 +35,8 @@ type plot struct {
 	out       strings.Builder
 }
 
-// newPlot computes the positions of everything in a chart.
+// newPlot computes the positions of everything in a chart. The vertical scale comes first, because
+// the width of its labels determines where the horizontal axis begins.
 func newPlot(c *Chart) *plot {
 	p := &plot{Chart: c}
 	xs, ys := p.values()
@@ -68,7 +69,9 @@ func (p *plot) plotWidth() float64 { return width - margin - p.left }
 // bottom is the position of the horizontal axis.
 func (p *plot) bottom() float64 { return p.top + plotHeight }
 
-// values returns the values that the axes must show.
+// values returns the values that the axes must show. A band counts with its ends only, and bars on
+// an axis that is not logarithmic also count with 0. With categories, the horizontal axis shows all
+// of them.
 func (p *plot) values() (xs, ys []float64) {
 	for _, s := range p.Series {
 		for _, point := range s.Points {

@@ -32,7 +32,7 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 	switch {
 	case s.low > s.high: // there are no values
 		s.low, s.high = 0, 1
-	case s.low == s.high:
+	case s.low == s.high: // a single value is in the middle of the axis
 		s.low, s.high = s.low-0.5, s.high+0.5
 	}
 	switch {
@@ -117,7 +117,8 @@ type tick struct {
 	label string
 }
 
-// ticks returns about most ticks or fewer. With categories, it returns one for each category.
+// ticks returns ticks at round values, about as many as most, or fewer. With categories, it returns
+// one tick for each category.
 func (s *scale) ticks(most int) []tick {
 	var ticks []tick
 	for i, name := range s.axis.Categories {

@@ -150,6 +150,7 @@ func (p *plot) barIndex(i int) (n int) {
 
 func (p *plot) barCount() int { return p.barIndex(len(p.Series)) }
 
+// barWidth returns the width of one bar. All bars of a category take at most 80% of its room.
 func (p *plot) barWidth() float64 {
 	return min(60, 0.8*(p.x.at(1)-p.x.at(0))/float64(p.barCount()))
 }

@@ -70,6 +70,7 @@ func SingleChoice(load float64, cores int) (*Steady, error) {
 	return s, nil
 }
 
+// validLoad returns an error if the model cannot have this load or this number of cores.
 func validLoad(load float64, cores int) error {
 	if !(load > 0 && load < 1) {
 		return fmt.Errorf("load %v: must be above 0 and below 1", load)

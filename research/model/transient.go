@@ -124,7 +124,7 @@ func (t *Transient) Advance(ctx context.Context, duration float64) error {
 			floats.AddScaled(wrong, step*weight, k[j])
 		}
 		err := floats.Norm(wrong, math.Inf(1))
-		if err <= tolerance {
+		if err <= tolerance { // otherwise the step is repeated with a shorter length
 			t.tail, next = next, t.tail
 			duration -= step
 		}

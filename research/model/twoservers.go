@@ -138,6 +138,7 @@ func (s TwoServers) queue(server int, share float64) []float64 {
 	return p
 }
 
+// validate returns an error that names the first field that is out of range.
 func (s TwoServers) validate() error {
 	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
 	for i := range 2 {
@@ -348,8 +349,9 @@ func (s TwoServers) result(p []float64) TwoServersResult {
 	return r
 }
 
-// refused returns the share of arrivals that find no room.
+// refused returns the share of all flows that find no room in the state with these occupancies.
 func (s TwoServers) refused(first, second occupancy) float64 {
+	// The share of all flows that go to the first server.
 	share := s.preference(first, second)*s.Observed + (1-s.Observed)/2
 	refused := 0.0
 	if first.flows() == s.Room {

@@ -23,7 +23,7 @@ type figure struct {
 // section is a part of the report of an experiment.
 type section struct {
 	title, note string
-	// pairs tells that two figures belong to each point.
+	// pairs tells that each point has two figures, which the page shows beside each other.
 	pairs   bool
 	figures []figure
 	// rest are figures that the page hides until readers open them.
@@ -188,8 +188,9 @@ func (f *folder) shown() []float64 {
 	return points
 }
 
-// inDetail makes figures for each point. It returns separately the figures of the points that are
-// shown in detail, and the others.
+// inDetail makes figures for each point with the function draw. It adds the point to their names
+// and titles. shown are the figures of the points that the page shows in detail, and rest those of
+// the other points.
 func (f *folder) inDetail(
 	draw func(x float64) ([]figure, error),
 ) (shown, rest []figure, err error) {
@@ -373,8 +374,8 @@ func thinned(times, values []float64) (points []chart.Point) {
 	return points
 }
 
-// useHours labels the horizontal axis of charts over seconds, and ends it at the last value. If
-// that is after more than two hours, it changes seconds to hours.
+// useHours labels the horizontal axis of charts over seconds, and ends it at the last value of all
+// charts. If the last value is more than two hours, it changes seconds to hours.
 func useHours(charts ...*chart.Chart) {
 	last := 0.0
 	for _, c := range charts {
@@ -385,7 +386,7 @@ func useHours(charts ...*chart.Chart) {
 		}
 	}
 	unit, label := 1.0, "time, s"
-	if last > 2*3600 {
+	if last > 2*3600 { // seconds
 		unit, label = 3600, "time, h"
 	}
 	for _, c := range charts {

@@ -24,8 +24,8 @@ type content struct {
 	Met, Judged int
 	Agreement   string
 	Orders      []order
-	// Disturbances are the runs that may not be valid. The page always shows those in Disturbed. The
-	// reader must open the others, in AlsoDisturbed.
+	// Disturbances are the runs that may not be valid. The page always shows those in Disturbed.
+	// The reader must open the others, in AlsoDisturbed.
 	Disturbances             []disturbance
 	Disturbed, AlsoDisturbed []disturbance
 	Sections                 []shownSection
@@ -119,7 +119,7 @@ func (f *folder) content() (*content, error) {
 		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
-	first := min(len(c.Disturbances), 3)
+	first := min(len(c.Disturbances), 3) // as many are always shown
 	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
 	c.addClaims()
 	c.Agreement, c.Orders = f.agreement(), f.orders()
@@ -178,7 +178,8 @@ func inline(figures []figure) (svgs []template.HTML) {
 	return svgs
 }
 
-// addClaims adds the claims with their verdicts, and counts them.
+// addClaims adds the claims with their verdicts. It counts the claims that were judged, and those
+// that are met.
 func (c *content) addClaims() {
 	text := func(v *float64) string {
 		if v == nil {
@@ -203,7 +204,8 @@ func (c *content) addClaims() {
 	}
 }
 
-// agreement returns a sentence about how far measured and simulated means are apart.
+// agreement returns a sentence about how far measured and simulated means are apart: in the median
+// of all cases and points, and at most. It is empty if nothing was simulated.
 func (f *folder) agreement() string {
 	var sizes []float64
 	var worst float64
@@ -339,7 +341,7 @@ func (f *folder) serverTables() (tables []serverTable) {
 	if len(points) == 0 {
 		return nil
 	}
-	x := points[len(points)-1]
+	x := points[len(points)-1] // shown returns the point with the longest times last
 	for _, name := range f.Cases {
 		t := serverTable{Case: name, Point: pointName(f.Axis, x)}
 		servers := serverShares(f.runs(name, x))
@@ -366,7 +368,7 @@ func (f *folder) serverTables() (tables []serverTable) {
 	return tables
 }
 
-// facts describe the environment.
+// facts describe the environment, and the length and the number of the runs.
 func (f *folder) facts() []fact {
 	e := f.Environment
 	length := "default"

@@ -49,7 +49,7 @@ const (
 	latencyColumn = 4
 )
 
-// read reads requests.csv.gz.
+// read reads requests.csv.gz, and adds each of its requests to the day.
 func (d *day) read(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -78,7 +78,8 @@ func (d *day) read(path string) error {
 	}
 }
 
-// add adds the request of a line.
+// add adds the request of a line to its interval. A request that failed counts as a request, and
+// has no response time.
 func (d *day) add(t *table) error {
 	sent, err := t.number(timeColumn)
 	if err != nil {

@@ -101,7 +101,8 @@ func deviation(runs []*testbed.Run) (sim.Estimate, bool) {
 }
 
 // timesBound returns the measured mean response times as multiples of those of an omniscient
-// balancer for the same arrivals. It returns false if no run has the latter.
+// balancer for the same arrivals. It returns false if no run has the times of an omniscient
+// balancer.
 func timesBound(runs []*testbed.Run) (sim.Estimate, bool) {
 	var values []float64
 	for _, run := range runs {

@@ -58,6 +58,7 @@ func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
+// openFolder reads the results in a directory, and checks that a report can show them.
 func openFolder(path string) (*folder, error) {
 	results, err := testbed.Read(path)
 	if err != nil {
@@ -127,6 +128,8 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 	return nil
 }
 
+// checkResponse returns the first value of a response that a report cannot show. A response that is
+// nil is right.
 func checkResponse(r *testbed.Response) error {
 	if r == nil {
 		return nil

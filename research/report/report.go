@@ -28,8 +28,8 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 
 // Settings tell how a report is made.
 type Settings struct {
-	// Directory gets the page, report.html, and the charts as SVG. It is made if it does not exist. If
-	// it is empty, the directory of results gets them.
+	// Directory gets the page, report.html, and the charts as SVG. It is made if it does not exist.
+	// If it is empty, the directory of results gets them.
 	Directory string
 	// Bin shows the response times of all experiments in intervals of this length in seconds, as if
 	// they replayed a day, unless it is 0.
@@ -44,8 +44,8 @@ type Report struct {
 }
 
 // Write makes a report of the results in a directory, or of all results in the directories in it.
-// It writes a page that needs no other file, and each chart as SVG. The error names the file and
-// the value that the report cannot show. Then nothing is written.
+// It writes a page that needs no other file, and each chart as SVG. If the results have a value
+// that a report cannot show, the error names the file and the value, and nothing is written.
 func Write(directory string, s Settings) (*Report, error) {
 	folders, err := openFolders(directory)
 	if err != nil {

@@ -70,7 +70,8 @@ type loads struct {
 	busy, fairness []float64
 }
 
-// readLoads reads loads.csv.
+// readLoads reads loads.csv: a line of column names, and a line for each time with the busy workers
+// of each server.
 func readLoads(path string) (*loads, error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -23,8 +23,8 @@ type useRow struct {
 	Fairness, Overprovision, Estimates value
 }
 
-// use returns the lines of all cases at all points. It returns none if the capacities of the servers
-// are not known.
+// use returns the lines of all cases at all points. It returns none if the capacities of the
+// servers are not known.
 func (f *folder) use() (rows []useRow) {
 	for _, name := range f.Cases {
 		for _, x := range f.Points {
@@ -37,7 +37,8 @@ func (f *folder) use() (rows []useRow) {
 	return rows
 }
 
-// useOf returns a line for each capacity, the largest first.
+// useOf returns a line for each capacity, the largest first. It returns none if no capacity is
+// known, or if there were no responses.
 func useOf(runs []*testbed.Run) (rows []useRow) {
 	servers := serverShares(runs)
 	requests, capacity := 0.0, 0.0
@@ -66,6 +67,8 @@ func useOf(runs []*testbed.Run) (rows []useRow) {
 		}
 		cpu := unknown
 		if load := runs[0].Load; load > 0 { // it is 0 if the work of the requests is not known
+			// The requests use load·capacity of all servers. These n servers have served a share of
+			// them, and have the capacity n·c.
 			cpu = percent(load * capacity * served / requests / (n * c))
 		}
 		rows = append(rows, useRow{

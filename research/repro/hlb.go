@@ -28,8 +28,8 @@ var hlbFigures = []Figure{
 	{"hlb-23", "Servers that become slower", "HLB, section VI-E2", hlb23},
 }
 
-// hlb2Room is Q, the number of flows for which a server has room. The paper does not state it. A
-// larger Q makes all durations longer, in the same order.
+// hlb2Room is Q, the number of flows for which a server has room. The paper does not state it. With
+// a larger Q, all durations are longer, and their order is the same.
 const hlb2Room = 16
 
 // hlb2 computes the durations of flows on two servers in two ways: by the paper's equation, and by

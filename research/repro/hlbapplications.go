@@ -8,7 +8,8 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// hlb22 has flows with three stages, CPU, IO and CPU, from table IV.
+// hlb22 compares placements for the types of application in table IV. Flows have three stages: CPU,
+// IO and CPU. Those of the type pure CPU have a single stage.
 func hlb22(ctx context.Context, r *run) error {
 	rivals, err := rivals(realRivals...)
 	if err != nil {

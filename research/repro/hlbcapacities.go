@@ -93,7 +93,8 @@ func (r *run) drawFromSYN(ctx context.Context, loads []float64, x places) error 
 	return nil
 }
 
-// hlb12 compares halves of equal and unequal servers.
+// hlb12 compares placements on clusters in which a server of one half has 1, 2 or 4 times the
+// processors of a server of the other half.
 func hlb12(ctx context.Context, r *run) error {
 	rivals, err := rivals(everyRival...)
 	if err != nil {
@@ -115,7 +116,7 @@ func hlb12(ctx context.Context, r *run) error {
 			r.fastest(c, i, "HLB", ", "+name+", "+percent,
 				"better in all tested scenarios, says the text")
 		}
-		if load == 0.7 {
+		if load == 0.7 { // the statements below are about 90%
 			r.fastest(c, 2, "SED", " but HLB, 4x, 70%", "HLB and SED are optimal, says the text",
 				"HLB")
 			continue

@@ -99,7 +99,8 @@ func powerful(result *sim.Result) sim.Estimate {
 	})
 }
 
-// queueRatio returns the ratio of the mean numbers of flows on the servers of the two halves.
+// queueRatio returns the mean number of flows on a server of the half with more processors, divided
+// by that on a server of the other half.
 func queueRatio(result *sim.Result) sim.Estimate {
 	return result.Estimate(func(run *sim.RunResult) float64 {
 		sums := halves(run, func(s *sim.ServerUse) float64 { return s.Open })

@@ -113,7 +113,8 @@ type belief struct {
 	group []int32   // half of the server
 }
 
-// look adds the elements of the present time.
+// look adds an element for each server and balancer at the present time. All balancers must have
+// placements with scores.
 func (b *belief) look(w sim.World) {
 	n := w.Servers()
 	work := make([]float64, n)

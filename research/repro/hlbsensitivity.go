@@ -15,7 +15,8 @@ import (
 	"github.com/segue-lb/segue/research/sim/placement"
 )
 
-// hlb17 varies the interval between updates of the weights, of AWCMP and of HLB.
+// hlb17 varies the interval at which AWCMP and HLB update their weights. It draws flow completion
+// times, and the gains of HLB's filter.
 func hlb17(ctx context.Context, r *run) error {
 	const ms = time.Millisecond
 	intervals := []time.Duration{100 * ms, 250 * ms, 500 * ms, 1000 * ms, 2000 * ms}

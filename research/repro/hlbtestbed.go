@@ -157,6 +157,7 @@ func hlb21(ctx context.Context, r *run) error {
 		rivals,
 		len(demands)*len(loads),
 		func(condition, i int) (*sim.Config, error) {
+			// A condition is a demand and a load: the first conditions have the first demand.
 			demand := demands[condition/len(loads)]
 			// In a time in proportion to the work, a processor or disk serves as many flows of
 			// each demand.
@@ -171,7 +172,7 @@ func hlb21(ctx context.Context, r *run) error {
 		"files, 70%", "files, 90%")
 	r.drawFCT(c, "FCT by demand", axis, true)
 	for d, name := range []string{"pages", "loop", "files"} {
-		worst := 0.0
+		worst := 0.0 // the better one of SED and HLB, over the best of the other rivals
 		for l := range loads {
 			at := d*len(loads) + l
 			best := min(c.mean(at, "SED"), c.mean(at, "HLB"))

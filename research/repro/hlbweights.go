@@ -37,8 +37,9 @@ func weighings(w sim.World, see func(server int32, at weighing)) {
 }
 
 // weightRatios simulates HLB. For each cluster it returns the weights of the second half of the
-// servers, divided by those of the first half. Both are sums over all samples and runs. norm is by
-// what durations are divided (placement.Weights.Norm): by default their sum, as the paper prints.
+// servers, divided by those of the first half. Both are sums over all samples and runs. norm
+// selects by what durations are divided (placement.Weights.Norm): by default their sum, as in the
+// paper's formula.
 func (r *run) weightRatios(
 	ctx context.Context, clusters []hlbCluster, load float64, norm string,
 ) ([]float64, error) {

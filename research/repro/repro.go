@@ -121,7 +121,8 @@ func (r *run) remark(format string, args ...any) {
 	r.result.Remarks = append(r.result.Remarks, fmt.Sprintf(format, args...))
 }
 
-// finite checks that the result can be written as JSON and drawn.
+// finite returns an error that names the first number of the result that is NaN or infinite. Such a
+// number can be neither written as JSON nor drawn.
 func (r *Result) finite() error {
 	bad := func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
 	for _, c := range r.Charts {

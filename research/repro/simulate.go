@@ -32,8 +32,8 @@ func meanOfRun(run *sim.RunResult) float64 { return run.Response.Mean() }
 
 func p90OfRun(run *sim.RunResult) float64 { return run.Response.Quantile(0.9) }
 
-// largestRatio returns the largest ratio of the mean response times of two lists of results, and
-// its index.
+// largestRatio compares two lists of results. It returns the largest ratio of the mean response
+// time of a[i] to that of b[i], and the index i.
 func largestRatio(a, b []*sim.Result) (at int, largest sim.Estimate) {
 	for i := range a {
 		if e := ratioOf(a[i], b[i], meanOfRun); i == 0 || e.Value > largest.Value {

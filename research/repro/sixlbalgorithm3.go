@@ -93,7 +93,7 @@ func algorithm3(
 	rows = make([]uint16, buckets*candidates)
 	filled := make([]int, buckets)            // by bucket: the number of candidates so far
 	next := make([]uint32, len(permutations)) // by server: the bucket to look at next
-	looked := make([]int, len(permutations))  // by server: the number of buckets so far
+	looked := make([]int, len(permutations))  // by server: the number of buckets that it looked at
 	for i, p := range permutations {
 		next[i] = p.Offset
 	}
@@ -131,6 +131,7 @@ func independentTablesFail(seed uint64, experiments int) (joint, apart float64, 
 		if err != nil {
 			return 0, 0, err
 		}
+		// The zero Permutation stands for a removed server.
 		for _, s := range rng.Perm(resilientServers)[:8] {
 			first[s], second[s] = tables.Permutation{}, tables.Permutation{}
 		}

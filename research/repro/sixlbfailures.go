@@ -15,8 +15,9 @@ const failureLoad = 0.71
 
 // sectionIID simulates section II-D of 6LB: one of 48 hosts, or the application on it, fails, and
 // balancers do not know yet. p_R is the share of flows that their first candidate rejects. If a
-// host fails, p_R more new flows than with SC fail, since second candidates matter only after a
-// rejection. If an application fails, its host passes flows on, so that only p_R of them fail.
+// host fails, 1 + p_R times as many new flows fail as with SC: those whose first candidate it is,
+// and those that their first candidate rejects and whose second candidate it is. If an application
+// fails, its host passes flows on. So only the latter flows fail, p_R times as many as with SC.
 func sectionIID(ctx context.Context, r *run) error {
 	experiments := pick(r, 8, 20)
 	contenders := []contender{singleChoice, sr4, srDynamic}

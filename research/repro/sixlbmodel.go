@@ -87,9 +87,9 @@ func figure8a(ctx context.Context, r *run) error {
 // manyServers is a number of servers that is nearly infinite, as the model assumes.
 const manyServers = 10_000
 
-// settled returns how long a simulation must last whose servers start empty, and whose second half
-// is measured. By equation (1), the mean number of flows comes within 0.1% of the steady state in
-// the first half. The duration is at least the given one.
+// settled returns the duration of a simulation whose servers start empty, and whose second half is
+// measured. In the first half, the mean number of flows by equation (1) comes within 0.1% of the
+// steady state. The duration is at least least.
 func settled(ctx context.Context, load float64, threshold int, least float64) (float64, error) {
 	s, err := steady(load, threshold)
 	if err != nil {
@@ -192,6 +192,8 @@ func crossing(low, high int) (float64, error) {
 	return to, nil
 }
 
+// figure8b draws Jain's index of the servers' numbers of flows, and checks that no SRc has a lower
+// one than SC.
 func figure8b(_ context.Context, r *run) error {
 	c, err := loadCurves("Fairness index", "Jain's index of flows per server", 1, always((*model.Steady).Fairness))
 	if err != nil {
@@ -204,6 +206,8 @@ func figure8b(_ context.Context, r *run) error {
 	return nil
 }
 
+// figure8c draws the 90th percentiles of response times, and checks that no SRc has a higher one
+// than SC.
 func figure8c(_ context.Context, r *run) error {
 	c, err := loadCurves("90th percentile of response times", "π90, mean service times", 25,
 		func(s *model.Steady) (float64, error) { return s.Percentile(90) })
@@ -230,6 +234,8 @@ func overSingleChoice(c chart.Chart) (least, most float64) {
 	return least, most
 }
 
+// figure8d draws the mean response times of the model, if passing a flow on takes as long as a mean
+// service.
 func figure8d(_ context.Context, r *run) error {
 	c, err := loadCurves("Expected response time with delay δ = 1", "E[T] + δ·s_c, mean service times", 10,
 		always(func(s *model.Steady) float64 { return s.MeanResponseWithDelay(1) }))
@@ -243,6 +249,8 @@ func figure8d(_ context.Context, r *run) error {
 	return nil
 }
 
+// figure8e draws the distribution of response times of each policy at the load 0.88, and compares
+// the standard deviations.
 func figure8e(_ context.Context, r *run) error {
 	c := chart.Chart{
 		Title: "Distribution of response times, λ = 0.88",

@@ -21,12 +21,12 @@ var sixLBLoads = []float64{
 	0.93, 0.95, 0.98,
 }
 
-// oneBatch is the number of the papers' runs: one batch of queries for each load.
+// oneBatch is the number of runs in the papers: one batch of queries for each load.
 const oneBatch = 1
 
 // compareHunters checks the statements of both papers about mean response times. The results are
 // those of hunters, by load. According to the papers, single choice takes up to 2.3 times as long
-// as SR4. The papers have this maximum at the load heavy.
+// as SR4, and the ratio is largest at the load heavy.
 func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy float64) {
 	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := slices.Index(loads, heavy)
@@ -119,6 +119,7 @@ func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (below, above fl
 	return below, above, nil
 }
 
+// figure10b draws the loads of the servers over time, at the load 0.89.
 func figure10b(ctx context.Context, r *run) error {
 	return r.loadsOverTime(ctx, sixLBTestbed, hunters, 0.89)
 }
@@ -197,8 +198,9 @@ func figure11a(ctx context.Context, r *run) error {
 	return nil
 }
 
-// serversNeeded returns, for each run, the smallest number of servers whose mean response time is
-// at most that of the target. The results are for numbers of servers from fewest on.
+// serversNeeded returns, for each run, the smallest number of servers with which the mean response
+// time is at most that of the target. If no number is enough, it returns the largest one.
+// results[i] is the result with fewest+i servers.
 func serversNeeded(target *sim.Result, results []*sim.Result, fewest int) []float64 {
 	needed := make([]float64, len(target.Runs))
 	for run := range needed {
@@ -286,7 +288,7 @@ func figure11b(ctx context.Context, r *run) error {
 func figure11e(ctx context.Context, r *run) error {
 	contenders := []contender{singleChoice, roundRobin, feedback, srDynamic}
 	t := sixLBTestbed
-	t.balancers = 1 // the centralised policies need it, and it does not affect the others
+	t.balancers = 1 // the centralised policies need a single balancer; SC and SRdyn do not care
 	results, err := r.sweep(ctx, t, contenders, sixLBLoads, pick(r, 4, 10))
 	if err != nil {
 		return err
@@ -304,7 +306,7 @@ func figure11e(ctx context.Context, r *run) error {
 			"the feedback here is exact, has no delay and costs servers nothing; the second "+
 				"chart has older feedback")
 	}
-	light := 1.0
+	light := 1.0 // the largest ratio of SRdyn to round-robin, or the reverse, at light loads
 	for i, rho := range sixLBLoads {
 		if rho <= 0.7 {
 			light = max(light, ratio(results[3][i], results[1][i]),

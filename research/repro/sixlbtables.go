@@ -92,7 +92,7 @@ func figure6(_ context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	permutations[0] = tables.Permutation{}
+	permutations[0] = tables.Permutation{} // removes the server
 	after, err := tables.BuildPermuted(permutations, 7, 2)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func multiplesFail(
 			return rates, err
 		}
 		for _, s := range rng.Perm(resilientServers)[:k] {
-			permutations[s] = tables.Permutation{}
+			permutations[s] = tables.Permutation{} // removes the server
 		}
 		after, err := tables.BuildPermuted(permutations, resilientBuckets, candidates)
 		if err != nil {
@@ -300,9 +300,10 @@ const (
 // servers. extra are those of them whose server remains.
 type resets [mostRemoved + 1]struct{ all, extra float64 }
 
-// countResets lets the servers of the first balancer accept long-lived flows with SR8, or with SC
-// if there is one candidate. Then servers are removed. Another balancer that knows no flow must
-// find the flows by its own table.
+// countResets lets servers accept long-lived flows with SR8, or with SC if there is one candidate.
+// Then it removes k of the servers, for each k separately. Another balancer, which knows no flow,
+// must find the flows by its own table. A flow is reset if its server was removed, or if its server
+// is not in the new row of the flow's bucket.
 func countResets(seed uint64, experiment, candidates int) (r resets, err error) {
 	rng := rand.New(rand.NewPCG(seed, uint64(experiment)))
 	servers := resiliencyServers(resetServers, experiment)
@@ -398,8 +399,9 @@ func extraResets(counted []resets, policy, k int) []float64 {
 	return shares
 }
 
-// placeLongFlows offers flows that do not end to the candidates of random buckets, by SRc. It
-// returns the servers that took the flows of each bucket.
+// placeLongFlows offers flows that do not end to the candidates of random buckets, by SRc: the
+// first candidate takes a flow if it has fewer than threshold flows, otherwise the last one takes
+// it. The function returns the servers that took the flows of each bucket.
 func placeLongFlows(t *tables.Table, flows, threshold int, rng *rand.Rand) [][]uint16 {
 	taken := make([][]uint16, t.Buckets)
 	busy := make([]int, len(t.Servers))

@@ -23,6 +23,7 @@ func srlbContenders() []contender {
 	return contenders
 }
 
+// srlb2 draws the mean response times of the policies by load.
 func srlb2(ctx context.Context, r *run) error {
 	contenders := srlbContenders()
 	loads := []float64{0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.61,
@@ -36,6 +37,7 @@ func srlb2(ctx context.Context, r *run) error {
 	return nil
 }
 
+// srlb3 draws the distributions of response times at the load 0.88.
 func srlb3(ctx context.Context, r *run) error {
 	results, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.88, pick(r, 8, 20))
 	if err != nil {
@@ -45,10 +47,12 @@ func srlb3(ctx context.Context, r *run) error {
 	return nil
 }
 
+// srlb4 draws the loads of the servers over time at the load 0.88, for RR and SR4.
 func srlb4(ctx context.Context, r *run) error {
 	return r.loadsOverTime(ctx, srlbTestbed, srlbContenders()[:2], 0.88)
 }
 
+// srlb5 draws the distributions of response times at the load 0.61.
 func srlb5(ctx context.Context, r *run) error {
 	results, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.61, pick(r, 8, 20))
 	if err != nil {

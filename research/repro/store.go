@@ -47,6 +47,7 @@ func openStore(s Settings) (*store, error) {
 	return &store{s.Directory, key{code, s.Quick, s.Seed}}, nil
 }
 
+// digestOfProgram returns the SHA-256 digest of the file of the running program.
 func digestOfProgram() (string, error) {
 	name, err := os.Executable()
 	if err != nil {
@@ -78,8 +79,8 @@ func (s *store) load(name string) (Result, bool) {
 	return r.Result, true
 }
 
-// withOthers returns the outcomes, and those stored figures that are not among them, in the order
-// of Figures.
+// withOthers returns the outcomes, and the stored results of all other figures under the same key,
+// in the order of Figures.
 func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	var all []Outcome
 	rest := slices.Clone(outcomes)
@@ -94,7 +95,8 @@ func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	return append(all, rest...)
 }
 
-// save writes the files of a figure. It writes the file with the key last.
+// save writes the files of a figure. It writes the file with the key last, so that a figure counts
+// as missing until all its files are there.
 func (s *store) save(name string, result Result) error {
 	if err := s.saveCharts(name, result); err != nil {
 		return err
@@ -106,6 +108,7 @@ func (s *store) save(name string, result Result) error {
 	return s.write(name+".json", append(content, '\n'))
 }
 
+// saveCharts writes each chart of a figure as CSV and as SVG.
 func (s *store) saveCharts(name string, result Result) error {
 	for i := range result.Charts {
 		c := &result.Charts[i]

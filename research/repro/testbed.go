@@ -113,12 +113,15 @@ type batches struct {
 	err     error
 }
 
+// add makes the configuration of a batch. simulateBatches returns its error.
 func (b *batches) add(t testbed, c contender, rate float64) {
 	config, err := t.config(c, rate)
 	b.configs = append(b.configs, config)
 	b.err = errors.Join(b.err, err)
 }
 
+// simulateBatches simulates all batches, and returns their results in the order in which they were
+// added. It returns the errors of making them, if there are any.
 func (r *run) simulateBatches(ctx context.Context, b *batches, runs int) ([]*sim.Result, error) {
 	if b.err != nil {
 		return nil, b.err

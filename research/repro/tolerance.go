@@ -68,9 +68,10 @@ var (
 	stated = allowance{rule: Stated}
 )
 
-// sampled is the rule MonteCarlo for an estimate e from n runs, and a paper with m runs. The
-// interval of the difference of both means is √(1 + n/m) times as wide as that of e. With derived
-// in place of m, the paper's number is exact.
+// sampled is the rule MonteCarlo for an estimate e. n is the number of runs here, and m is that of
+// the paper (paperRuns). The interval of the difference of both means is √(1 + n/m) times as wide
+// as that of e. If paperRuns is derived, the paper's number is exact, and the interval is that of
+// e.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
 	if paperRuns == derived {
 		return allowance{MonteCarlo, e.Half}

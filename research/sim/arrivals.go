@@ -31,7 +31,7 @@ type Arrival struct {
 	Class int32
 	// Size is in units of Stage.PerUnit. It is 0 unless a trace gives it.
 	Size float64
-	// Query is that of the trace's line, and empty without a trace.
+	// Query is the query in the line of the trace. It is empty without a trace.
 	Query string
 }
 
@@ -106,7 +106,7 @@ type Points []Point
 // Point is a factor at a time.
 type Point struct{ At, Factor float64 }
 
-// Factor implements Curve.
+// Factor implements Curve. Between two points, it interpolates.
 func (p Points) Factor(at float64) float64 {
 	// i is the index of the first point after the time.
 	i, _ := slices.BinarySearchFunc(p, at, func(point Point, at float64) int {

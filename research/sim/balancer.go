@@ -26,12 +26,12 @@ type balancer struct {
 	recoverer Recoverer
 	// Number of entries in use in each bucket of the flow table; nil if the table has no limit.
 	entries  []uint16
-	ways     uint16
-	flows    uint64
-	nextStep float64
+	ways     uint16  // entries of a bucket
+	flows    uint64  // measured flows so far
+	nextStep float64 // time of the next step of the placement
 }
 
-// begin creates the balancer's placement.
+// begin creates the balancer's placement, and finds out which optional interfaces it has.
 func (b *balancer) begin(m Method) error {
 	p, err := m.New(&b.view)
 	if err != nil {
@@ -114,14 +114,16 @@ func (e *engine) unequalChoice(key uint64) int32 {
 	return choice
 }
 
-// place offers a new flow, whose SYN has arrived at the balancer.
+// place handles the SYN of a new flow that arrives at the balancer. The placement makes the offer.
+// If the flow table has no room for the flow, the placement's Fallback makes it, or without one
+// ECMP. A flow without an offer is lost.
 func (e *engine) place(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
 		return
 	}
 	b := &e.balancers[flow.balancer]
-	if !b.alive { // and there is no other balancer
+	if !b.alive { // no balancer is left, otherwise move would have given the flow to it
 		e.end(f, Lost)
 		return
 	}
@@ -151,7 +153,9 @@ func (e *engine) place(f int32) {
 	e.send(e.delay(&e.config.Network.BalancerServer, f), offerAtServer, f)
 }
 
-// offered handles an offer that arrives at a server.
+// offered handles an offer that arrives at a server. The server's agent takes the flow or passes it
+// to another candidate. A server without an agent takes the flow, and so does a server to which
+// another one has sent it back.
 func (e *engine) offered(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
@@ -181,7 +185,7 @@ func (e *engine) offered(f int32) {
 	e.passOn(f, next)
 }
 
-// passOn sends an offer to another candidate.
+// passOn sends an offer to the candidate with the index next in the list.
 func (e *engine) passOn(f, next int32) {
 	flow := &e.flows[f]
 	offer := &e.transits[flow.transit].Offer
@@ -191,18 +195,20 @@ func (e *engine) passOn(f, next int32) {
 	e.send(e.delay(&e.config.Network.ServerServer, f), offerAtServer, f)
 }
 
-// fullLoad is the number of flows by which later candidates know a server whose application has
-// failed: more than any other server has.
+// fullLoad is the number of flows that a server whose application has failed reports to later
+// candidates. It is more than any other server has.
 const fullLoad = 1 << 30
 
-// offeredToDead handles an offer to a server that has failed.
+// offeredToDead handles an offer to a server that has failed. If the whole server has failed, the
+// flow is lost. If only its application has failed, the server passes the offer on to the next
+// candidate, or refuses the flow if it cannot pass it on.
 func (e *engine) offeredToDead(f, s int32) {
 	flow := &e.flows[f]
 	offer := &e.transits[flow.transit].Offer
 	switch {
 	case !e.servers[s].passes:
 		e.end(f, Lost)
-	case e.agentOf(s) == nil || flow.forced || offer.Last(): // it cannot pass the flow on
+	case e.agentOf(s) == nil || flow.forced || offer.Last(): // the server cannot pass the flow on
 		e.end(f, Refused)
 	default:
 		load := e.load(s)
@@ -227,7 +233,7 @@ func (e *engine) take(f, s int32) {
 	if flow.tracked && b.accepter != nil {
 		e.transits[flow.transit].taker = e.load(s)
 		e.send(e.delay(&n.BalancerServer, f), acceptedAtBalancer, f)
-	} else {
+	} else { // the balancer ignores the signal, so the SYN was the transit's last packet
 		e.arrived(f)
 	}
 	back := e.delay(&n.ServerClient, f) + e.delay(&n.ClientBalancer, f)
@@ -236,6 +242,7 @@ func (e *engine) take(f, s int32) {
 		e.send(back, connectedAtBalancer, f)
 		return
 	}
+	// The balancer ignores the acknowledgement, so there is no event for it.
 	e.send(back+e.delay(&n.BalancerServer, f), requestAtServer, f)
 }
 
@@ -276,8 +283,10 @@ func (e *engine) end(f int32, outcome Outcome) {
 	e.tellEnd(f, e.respond(f, outcome, back))
 }
 
-// respond counts the end of a flow. The client learns of it after the delay back. respond returns
-// the delay after which the client closes the flow.
+// respond counts the end of a flow. The client learns of it after the delay back. The flow counts
+// as Broken if the client no longer reached the server, and as TimedOut if the response comes after
+// the timeout. respond returns the delay after which the client closes the flow: back, or the rest
+// of the timeout if the client gets no response and waits longer.
 func (e *engine) respond(f int32, outcome Outcome, back float64) float64 {
 	flow := &e.flows[f]
 	response := e.now + back - flow.sent
@@ -297,7 +306,9 @@ func (e *engine) respond(f int32, outcome Outcome, back float64) float64 {
 	return back
 }
 
-// tellEnd tells the balancer that a flow has ended, which the client closes after the delay back.
+// tellEnd lets the client close an ended flow after the delay back. The balancer learns of the end
+// when the client's last packet passes. If the end changes nothing for the balancer, tellEnd
+// forgets the flow at once.
 func (e *engine) tellEnd(f int32, back float64) {
 	flow := &e.flows[f]
 	if !flow.tracked || e.balancers[flow.balancer].ignoresEnds() {
@@ -313,7 +324,8 @@ func (e *engine) tellEnd(f int32, back float64) {
 }
 
 // fallIdle handles the end of a response after which the client keeps the connection open for the
-// time idle. A client that has given up closes the connection at once.
+// time idle. A client that has given up, or no longer reaches the server, closes the connection at
+// once. If the idle time is long enough, the placement learns later that the flow is silent.
 func (e *engine) fallIdle(f int32, idle float64) {
 	flow := &e.flows[f]
 	back := e.respond(f, Completed, e.delay(&e.config.Network.ServerClient, f))
@@ -342,7 +354,7 @@ func (e *engine) silent(f int32) {
 func (e *engine) endIdle(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != idling {
-		return // its server or its balancer has failed before
+		return // the flow has ended before, because its server or its balancer failed
 	}
 	flow.phase = ended
 	e.touch(flow.Server)
@@ -351,7 +363,9 @@ func (e *engine) endIdle(f int32) {
 	e.tellEnd(f, 0)
 }
 
-// close handles the end of a flow as the balancer sees it.
+// close handles the last packet of a flow that passes the balancer. It frees the flow's entry and
+// tells the placement. If the flow has moved to a balancer that does not track it, close does
+// neither.
 func (e *engine) close(f int32) {
 	flow := &e.flows[f]
 	if b := &e.balancers[flow.balancer]; flow.tracked && flow.phase != forgotten {
@@ -375,7 +389,8 @@ func (e *engine) tellClosed(b *balancer, f int32, load Load) {
 	b.closer.Closed(&flow.Flow, end)
 }
 
-// forget frees a flow.
+// forget marks a flow as forgotten: it no longer counts as under way. Its memory is free after the
+// last release.
 func (e *engine) forget(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != forgotten {
@@ -390,7 +405,8 @@ func (e *engine) forget(f int32) {
 // step does the periodic work of a placement.
 func (e *engine) step(i int32) {
 	b := &e.balancers[i]
-	// A step at another time was scheduled before the balancer failed and was added again.
+	// The event of a balancer that has failed does nothing. If the balancer was added again since
+	// then, it has scheduled another event, at nextStep.
 	if b.alive && e.now == b.nextStep {
 		b.stepper.Step()
 		e.scheduleStep(i)
@@ -430,7 +446,7 @@ func (e *engine) probeDelay() float64 {
 // probed handles a probe that arrives at a server.
 func (e *engine) probed(i int32) {
 	p := &e.probes[i]
-	if !e.servers[p.server].alive {
+	if !e.servers[p.server].alive { // the probe is lost
 		e.idleProbes = append(e.idleProbes, i)
 		return
 	}

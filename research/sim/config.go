@@ -73,7 +73,7 @@ type Server struct {
 	CPUs  int32
 	// Speed is the work that a processor does in a second, in seconds of work.
 	Speed float64
-	// IOSpeed is the same for the IO queue.
+	// IOSpeed is the work that the IO queue does in a second, in seconds of work.
 	IOSpeed    float64
 	Discipline Discipline
 	// Workers is the number of flows that a server with processor sharing serves at once. 0 means
@@ -132,8 +132,8 @@ type Job struct {
 	Share float64
 	// Stages follow each other. The server sends the response after the last stage.
 	Stages []Stage
-	// Idle is the time for which the client then keeps the connection open and says nothing, as with
-	// keep-alive connections. The default is none.
+	// Idle is the time for which the client then keeps the connection open and says nothing, as
+	// with keep-alive connections. The default is none.
 	Idle Distribution
 }
 
@@ -165,7 +165,7 @@ type Event struct {
 	Servers, Balancers []int32
 	// Speed is the new speed, for SetSpeed.
 	Speed float64
-	// Detect is the time until balancers know that a server was added or has failed.
+	// Detect is the time until balancers know that a server was added, drained or has failed.
 	Detect float64
 }
 
@@ -273,6 +273,7 @@ func (p *problems) require(ok bool, format string, args ...any) {
 	}
 }
 
+// checkServers checks the servers. Their IO speed counts only if a job uses IO.
 func (c *Config) checkServers(p *problems) {
 	p.require(len(c.Servers) > 0, "no servers")
 	io := c.usesIO()
@@ -287,6 +288,7 @@ func (c *Config) checkServers(p *problems) {
 	}
 }
 
+// checkBalancers checks the balancers and the flow table.
 func (c *Config) checkBalancers(p *problems) {
 	p.require(len(c.Balancers) > 0, "no balancers")
 	p.require(len(c.Balancers) <= math.MaxInt16, "%d balancers: more than %d", len(c.Balancers), math.MaxInt16)
@@ -297,6 +299,8 @@ func (c *Config) checkBalancers(p *problems) {
 	}
 }
 
+// checkJobs checks the jobs, and whether the arrivals fit them: work by the size of a flow needs a
+// trace that tells the size of each flow of the job, so none of them may be drawn.
 func (c *Config) checkJobs(p *problems) {
 	p.require(len(c.Jobs) > 0, "no jobs")
 	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)
@@ -317,6 +321,7 @@ func (c *Config) checkJobs(p *problems) {
 		"jobs: at least one share must be positive")
 }
 
+// checkEvent checks the event with index i. It does not check whether the event changes anything.
 func (c *Config) checkEvent(p *problems, i int) {
 	e := &c.Events[i]
 	p.require(e.At >= 0 && e.Detect >= 0, "event %d: at %v, detected after %v: must not be negative", i, e.At, e.Detect)

@@ -88,7 +88,8 @@ func (c *Counts) include(s int32) {
 	}
 }
 
-// exclude does the same in reverse.
+// exclude moves a server behind the servers of each higher count, and then removes it from the end
+// of order.
 func (c *Counts) exclude(s int32) {
 	for n := int(c.count[s]) + 1; n < len(c.boundary); n++ {
 		c.boundary[n]--

@@ -47,7 +47,7 @@ type engine struct {
 	slots    []slot
 
 	servers    []server
-	changes    []int32 // by server: the last event that added, removed or failed it
+	changes    []int32 // by server: the last event that added, drained or failed it
 	processors float64 // number of processors of all servers
 	agents     []agent // by server; nil without a policy
 	stations   []station
@@ -97,8 +97,8 @@ func simulate(ctx context.Context, c *Config, seed uint64, run int) (*RunResult,
 // cancelCheck is the number of steps between two checks of the context.
 const cancelCheck = 1 << 14
 
-// loop handles the events one by one. Of several events at the same time, ends of services come
-// first, then events of the queue, then arrivals.
+// loop handles the events one by one until none is left. Of several events at the same time, ends
+// of services come first, then events of the queue, then arrivals.
 func (e *engine) loop(ctx context.Context) error {
 	for i := 0; ; i++ {
 		if i%cancelCheck == 0 {
@@ -113,7 +113,7 @@ func (e *engine) loop(ctx context.Context) error {
 		}
 		switch {
 		case service <= queued && service <= e.arrival:
-			if math.IsInf(service, 1) {
+			if math.IsInf(service, 1) { // and so are queued and e.arrival: no event is left
 				return nil
 			}
 			e.now = service
@@ -135,9 +135,11 @@ func (e *engine) loop(ctx context.Context) error {
 	}
 }
 
-// over tells whether only periodic events are left.
+// over tells whether all flows have ended and no more arrive. Events that are not of flows are then
+// dropped: periodic ones would never end.
 func (e *engine) over() bool { return !e.arriving && e.result.underWay == 0 }
 
+// handle calls the method for an event of the given kind. The list of kinds says what index is.
 func (e *engine) handle(kind eventKind, index int32) {
 	switch kind {
 	case synAtBalancer:
@@ -195,7 +197,8 @@ func (e *engine) delay(d *Distribution, f int32) float64 {
 	return d.Sample(e.flows[f].draw())
 }
 
-// nextArrival determines when the next flow arrives.
+// nextArrival determines when the next flow arrives. If the source has no more flows, or
+// Connections or Duration is reached, it ends the arrivals and closes the window.
 func (e *engine) nextArrival() {
 	c := e.config
 	ok := false
@@ -216,7 +219,8 @@ func (e *engine) nextArrival() {
 	}
 }
 
-// arrive starts a flow.
+// arrive starts a flow, and determines when the next one arrives. The edge router sends the flow's
+// SYN to a balancer. If there is no balancer, the flow is lost.
 func (e *engine) arrive() {
 	e.watchWindow()
 	f := e.newFlow()

@@ -24,6 +24,7 @@ type eventQueue struct {
 	created uint64
 }
 
+// push adds an event.
 func (q *eventQueue) push(at float64, kind eventKind, index int32) {
 	q.created++
 	e := event{at: at, order: q.created, kind: kind, index: index}

@@ -20,7 +20,7 @@ func (e *engine) flood() {
 	e.balancers[b].placement.Place(&flow, &offer)
 	for offer.At < offer.N {
 		s := offer.Servers[offer.At]
-		if !e.servers[s].alive {
+		if !e.servers[s].alive { // the SYN is lost, even if the server could pass it on
 			return
 		}
 		offer.Loads[offer.At] = e.load(s)

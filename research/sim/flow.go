@@ -10,7 +10,7 @@ type flow struct {
 	Flow
 	sent      float64 // time of the client's SYN
 	connected float64 // time at which the first acknowledgement passed the balancer
-	next      int32   // next flow in the queue of this flow, or in the list of free flows
+	next      int32   // next flow in the list that contains this flow: a queue, or the free flows
 	balancer  int16
 	draws     uint8 // number of random numbers drawn for the flow
 	pending   uint8 // calls of hold without release: its future events, and calls under way
@@ -56,7 +56,7 @@ func (f *flow) draw() uint64 {
 // independent of those of draw, so the work is the same however the flow came to its server.
 func stageDraw(key uint64, stage uint8) uint64 { return mix(key - uint64(stage+1)*golden) }
 
-// idleDraw is the argument of stageDraw for the time that a flow is idle. It is no stage's.
+// idleDraw is the argument of stageDraw for the time that a flow is idle. No stage has this number.
 const idleDraw = math.MaxUint8
 
 // flowList is a queue of flows, linked through flow.next.
@@ -127,7 +127,8 @@ func (e *engine) depart(f int32) *transit {
 	return t
 }
 
-// arrived notes that a packet with the flow's transit has arrived. The last one frees the transit.
+// arrived notes that a packet with the flow's transit has arrived. The arrival of the last packet
+// under way frees the transit.
 func (e *engine) arrived(f int32) {
 	flow := &e.flows[f]
 	t := &e.transits[flow.transit]

@@ -44,7 +44,8 @@ func (h *Histogram) Add(x float64) {
 	h.sumSquares += x * x
 }
 
-// cover ensures that the buckets of a range exist.
+// cover ensures that the buckets from the first to before the last exist. It keeps those that exist
+// already, and adds whole powers of two.
 func (h *Histogram) cover(from, to int) {
 	if len(h.counts) > 0 {
 		from, to = min(from, h.first), max(to, h.first+len(h.counts))

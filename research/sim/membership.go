@@ -4,7 +4,8 @@ package sim
 
 import "slices"
 
-// change applies an event of the configuration.
+// change applies an event of the configuration. The servers change at once, and balancers detect
+// that later. A change of the balancers or of a speed needs no detection.
 func (e *engine) change(event *Event, index int32) {
 	e.measureAll()
 	switch event.Kind {
@@ -51,7 +52,8 @@ func (e *engine) setSpeed(st *station, speed float64) {
 	st.speed = speed
 }
 
-// failServer breaks all flows of a server.
+// failServer ends all flows of a server that has failed. A flow whose response is outstanding is
+// broken. An idle flow has its response already, so it keeps its outcome.
 func (e *engine) failServer(s int32) {
 	server := &e.servers[s]
 	server.alive = false
@@ -89,8 +91,9 @@ func (e *engine) clear(st *station) {
 	}
 }
 
-// detect tells balancers that servers were added or have failed. It ignores servers that have
-// changed again since the event. Balancers learn of these by the detection of the later change.
+// detect tells balancers that the servers of an event were added, drained or have failed. It
+// ignores a server that has changed again since the event. Balancers learn of that server's state
+// when they detect the later change.
 func (e *engine) detect(event *Event, index int32) {
 	e.meter.advance(e.now, len(e.live))
 	for _, s := range event.Servers {
@@ -119,11 +122,11 @@ func (e *engine) tellMembership() {
 	}
 }
 
-// changeBalancers adds, removes or fails balancers, and moves the flows that the edge router now
-// sends to other balancers.
+// changeBalancers adds or fails balancers, and moves the flows that the edge router now sends to
+// other balancers.
 func (e *engine) changeBalancers(event *Event) {
 	for _, i := range event.Balancers {
-		if e.balancers[i].alive == (event.Kind == BalancerAdd) {
+		if e.balancers[i].alive == (event.Kind == BalancerAdd) { // the event changes nothing
 			continue
 		}
 		if event.Kind == BalancerFail {
@@ -149,10 +152,11 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 }
 
-// move sends the packets of a flow to another balancer from now on, or to none if to is none. A flow
-// that has a server is lost, or ends if it is idle, unless the other balancer recovers it. A flow
-// whose SYN is under way from its former balancer to the servers is lost. A flow whose SYN has not
-// reached a balancer yet goes on. A flow that has ended is forgotten.
+// move sends the packets of a flow to another balancer from now on, or to none if to is none. A
+// flow that has a server is lost, or ends if it is idle, unless the new balancer recovers it. A
+// flow that no server has taken is lost if its former balancer tracks it: its SYN is then between
+// balancer and servers. If no balancer tracks the flow, it goes on. A flow that has ended is
+// forgotten.
 func (e *engine) move(f, to int32) {
 	flow := &e.flows[f]
 	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
@@ -182,7 +186,9 @@ func (e *engine) move(f, to int32) {
 	}
 }
 
-// recover lets the new balancer of a flow find the flow's server, if its placement can.
+// recover tells whether the new balancer of a flow finds the flow's server. If so, the flow goes
+// on. If the flow table has room, the balancer also tracks the flow, and its placement learns the
+// server.
 func (e *engine) recover(f int32) bool {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]

@@ -40,7 +40,8 @@ type integrals struct {
 	busy, open float64
 }
 
-// newMeter determines which flows are measured.
+// newMeter determines which flows are measured: by their number if Config.Connections is set,
+// otherwise by their time if Config.Duration is set, otherwise all.
 func newMeter(c *Config) meter {
 	m := meter{high: math.MaxUint64, to: never}
 	switch {
@@ -78,6 +79,7 @@ func (e *engine) openWindow() {
 	}
 }
 
+// closeWindow ends the measurement, and stores the use of the servers in the window.
 func (e *engine) closeWindow() {
 	e.measureAll()
 	e.meter.open = false
@@ -103,6 +105,7 @@ func (e *engine) touch(s int32) {
 	cpu := &e.stations[s]
 	server.use.since = e.now
 	server.use.openTime += float64(server.open) * elapsed
+	// Flows that share the processors can be more than the processors.
 	server.use.busyTime += float64(min(cpu.busy, cpu.cpus)) * elapsed
 }
 
@@ -118,12 +121,12 @@ func (l *loads) advance(now float64, servers int) {
 	l.integrals.servers += float64(servers) * elapsed
 	if l.sum > 0 {
 		l.integrals.instant += l.sum * l.sum / (l.squares * float64(servers)) * elapsed
-	} else {
+	} else { // without flows, the index counts as 1
 		l.integrals.instant += elapsed
 	}
 }
 
-// keepLoads stores the means of the integrals i over an elapsed time.
+// keepLoads stores the means of the integrals i over an elapsed time in m.
 func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.Elapsed = elapsed
 	m.Utilisation = i.busy / (e.processors * elapsed)
@@ -138,7 +141,7 @@ func (e *engine) opened(s, by int32) {
 	server := &e.servers[s]
 	before := server.open
 	server.open += by
-	if !server.live {
+	if !server.live { // the sums are over live servers only
 		return
 	}
 	l := &e.meter.loads
@@ -152,7 +155,7 @@ func (e *engine) opened(s, by int32) {
 	l.squares += y*y - x*x
 }
 
-// sumLive computes the sums over the live servers again, after these have changed.
+// sumLive computes the sums over the live servers again, after the set of live servers has changed.
 func (e *engine) sumLive() {
 	m := &e.meter
 	m.flows, m.sum, m.squares = 0, 0, 0
@@ -182,7 +185,8 @@ func (e *engine) keepUse() {
 	e.keepLoads(&r.Measures, &window, elapsed)
 }
 
-// count calls a function for each result in which a flow is measured.
+// count calls a function with each Measures to which a flow belongs: that of the whole run if the
+// flow is measured, and that of the interval in which its SYN was sent, if there are intervals.
 func (e *engine) count(flow *flow, count func(*Measures)) {
 	if flow.measured {
 		count(&e.result.Measures)

@@ -14,18 +14,19 @@ type Flow struct {
 	Number uint64
 	// Server is the server of the flow, or -1 before a server has taken it.
 	Server int32
-	// Mark is for the placement, to store something about the flow. It is 0 on each balancer that
-	// the flow comes to.
+	// Mark is for the placement, to store something about the flow. It is 0 when the flow comes to
+	// a balancer.
 	Mark uint32
-	// transit is the index in engine.transits, or -1. It is not in flow because Flow has room for it.
+	// transit is the index in engine.transits, or -1. It is here and not in type flow, because it
+	// fits here without making Flow larger.
 	transit int32
 	// Class is the index of the flow's job in Config.Jobs. A layer-4 balancer does not know it.
 	Class int16
 	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of
 	// HLB).
 	Connected bool
-	// found is the number of flows of the server when it took this one, at most 255. It is not in
-	// flow because Flow has room for it.
+	// found is the number of other flows on the server when it took this one, at most 255. It is
+	// here for the same reason as transit.
 	found uint8
 }
 
@@ -80,9 +81,10 @@ type Method interface {
 // Placement decides on one balancer to which servers a new flow is offered. The engine calls it
 // from one goroutine. A placement can also have methods of the interfaces below, to learn more.
 //
-// For every flow that was placed and has an entry in the flow table, Closed is called once at the
-// end, even if no server took the flow or it was never connected. If the balancer itself has
-// failed before, Closed is not called.
+// For every flow that was placed and has an entry in the flow table, Closed is called once: at the
+// flow's end, or when the edge router moves the flow to another balancer. It is called even if no
+// server took the flow or it was never connected. If the balancer itself has failed before, Closed
+// is not called.
 type Placement interface {
 	// Place makes the offer, which is empty at first. The last server of the offer must take the
 	// flow. A flow without an offer is lost.
@@ -92,9 +94,9 @@ type Placement interface {
 // The optional interfaces of placements. A flow without an entry in a flow table of limited size
 // is placed by Untracked, and the methods of the other interfaces are not called for it.
 type (
-	// Accepter learns which server took a flow, from the server's create-stickiness signal:
-	// f.Server. The offer contains the loads of the servers that passed the flow on. taker is the
-	// load of the server that took it, including this flow.
+	// Accepter learns from a create-stickiness signal that the server f.Server took a flow. The
+	// offer contains the loads of the servers that passed the flow on. taker is the load of
+	// f.Server, including this flow.
 	Accepter interface {
 		Accepted(f *Flow, offer *Offer, taker Load)
 	}
@@ -102,8 +104,8 @@ type (
 	Connecter interface{ Connected(f *Flow) }
 	// Closer sees the end of a flow.
 	Closer interface{ Closed(f *Flow, end End) }
-	// Silencer learns that a flow has been silent for a time in seconds: its response has ended so
-	// long ago, and the client keeps it open.
+	// Silencer learns when a flow has been silent for SilentAfter seconds: its response ended that
+	// long ago, and the client still keeps it open.
 	Silencer interface {
 		SilentAfter() float64
 		Silent(f *Flow)
@@ -120,9 +122,11 @@ type (
 	// Fallback places flows for which the flow table has no room. Without it, such a flow goes to
 	// a server by its hash, as with ECMP.
 	Fallback interface{ Untracked(f *Flow, offer *Offer) }
-	// Recoverer tells where a flow may be that came here from a balancer that failed. If the list
-	// contains f.Server, the flow continues on this balancer: Accepted is called, and Connected if
-	// the flow was connected. Otherwise, or without this interface, the flow is broken.
+	// Recoverer lists the servers that may have a flow which the edge router has moved here from
+	// another balancer. If the list contains f.Server, the flow continues on this balancer. If the
+	// flow table has room for it, Accepted is called, and Connected if the flow was connected. If
+	// the list does not contain f.Server, or without this interface, the flow is broken; an idle
+	// flow ends.
 	Recoverer interface{ Recover(f *Flow, offer *Offer) }
 )
 
@@ -134,8 +138,11 @@ const (
 	Completed Outcome = iota
 	Refused           // the server's backlog was full, or its application had failed
 	TimedOut          // the client gave up
-	Lost              // offered to no server, or to a server that had failed
-	// Its server failed; or its balancer failed, and no other balancer found the flow.
+	// No balancer was left; or the flow was offered to no server, or to one that had failed; or it
+	// moved to another balancer before a server took it.
+	Lost
+	// Its server failed; or it moved to another balancer, which did not find its server; or no
+	// balancer was left.
 	Broken
 	numOutcomes
 )

@@ -87,7 +87,8 @@ type batches struct {
 
 const mostBatches = 64
 
-// add adds a value, and begins a new batch when one is complete.
+// add adds a value, and begins a new batch when one is complete. When mostBatches are complete, it
+// joins each two of them and doubles the size of a batch.
 func (b *batches) add(x float64) {
 	b.sum += x
 	b.count++
@@ -117,7 +118,7 @@ func (b *batches) means() []float64 {
 
 // finish ends the measurements of a run.
 func (e *engine) finish() *RunResult {
-	if e.result.Flows() == 0 { // the window was never open, so there are no results
+	if e.result.Flows() == 0 { // the window was never open: one without duration makes all means NaN
 		e.openWindow()
 		e.closeWindow()
 	}

@@ -73,7 +73,8 @@ func RunAll(ctx context.Context, configs []*Config, o Options) ([]*Result, error
 // runSeed returns the seed of one run.
 func runSeed(seed uint64, run int) uint64 { return mix(seed + uint64(run)*golden) }
 
-// parallel calls do for 0 to n-1 from a pool of goroutines, and waits for them.
+// parallel calls do for 0 to n-1 from a pool of goroutines, and waits for them. After an error of
+// do, or when ctx ends, it makes no more calls and returns the error.
 func parallel(ctx context.Context, n int, o Options, do func(ctx context.Context, i int) error) error {
 	workers := o.Parallel
 	if workers <= 0 {
@@ -113,8 +114,8 @@ func parallel(ctx context.Context, n int, o Options, do func(ctx context.Context
 	return context.Cause(ctx)
 }
 
-// Estimate is a value with half the width of its 95% confidence interval. The width is NaN if
-// there is only one run and it does not give one.
+// Estimate is a value with half the width of its 95% confidence interval. Half is NaN if there are
+// too few values for an interval.
 type Estimate struct{ Value, Half float64 }
 
 // confidence is the level of the intervals.

@@ -63,7 +63,8 @@ func (e *engine) integrals() integrals {
 	return l.integrals
 }
 
-// endInterval stores the results of the interval that ends now, if flows arrived up to its end.
+// endInterval stores the results of the interval that ends now, and schedules the end of the next
+// one. It does neither after the end of the arrivals, or if MostIntervals are stored.
 func (e *engine) endInterval() {
 	s := &e.series
 	if e.now > e.until*rounding || s.ended == MostIntervals {
@@ -71,14 +72,15 @@ func (e *engine) endInterval() {
 	}
 	now := e.integrals()
 	over := now.minus(s.mark)
+	// The middle of the interval selects its Measures.
 	e.keepLoads(s.of((float64(s.ended)+0.5)*s.every), &over, s.every)
 	s.mark = now
 	s.ended++
 	e.queue.push(s.end(), interval, 0)
 }
 
-// finishSeries ends the intervals up to the end of the arrivals that are not over when the last
-// flow ends.
+// finishSeries stores the results of the intervals that end after the last flow has ended, and not
+// after the end of the arrivals. The engine's loop has dropped the events for these ends.
 func (e *engine) finishSeries() {
 	s := &e.series
 	for s.every > 0 && s.end() <= e.until*rounding && s.ended < MostIntervals {

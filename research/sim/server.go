@@ -9,8 +9,8 @@ import (
 )
 
 // server is the state of a server. In engine.stations, the station of its processors has the same
-// index as the server. If there are jobs with IO, the station of its IO queue is len(servers) after
-// that one. A server fills one cache line.
+// index as the server. If there are jobs with IO, the station of its IO queue has the index of the
+// server plus len(servers). A server fills one cache line.
 type server struct {
 	alive   bool
 	live    bool     // balancers consider it live: it is in engine.live
@@ -32,7 +32,8 @@ type agent struct {
 	estimator Estimator
 }
 
-// agentOf returns nil for a server that takes all offered flows.
+// agentOf returns the agent of a server. It returns nil if servers have no agents, and so take all
+// offered flows.
 func (e *engine) agentOf(s int32) *agent {
 	if e.agents == nil {
 		return nil
@@ -62,7 +63,8 @@ type slot struct {
 
 var never = math.Inf(1)
 
-// enter begins a stage of a flow at a station.
+// enter lets a flow begin a stage at a station. If the processors are shared, the flow joins the
+// others. Otherwise it gets a free processor, or waits for one.
 func (e *engine) enter(s int32, f int32) {
 	st := &e.stations[s]
 	switch {
@@ -87,8 +89,8 @@ func (e *engine) serve(st *station, slot, f int32) {
 	e.services.Set(slot, e.now+e.work(&flow.Flow, flow.stage)/st.speed)
 }
 
-// serviceEnds removes the flow from a slot when its service has ended, and gives the slot to the
-// next flow.
+// serviceEnds removes the flow from a slot when its service has ended, gives the slot to the next
+// flow, and begins the next stage of the flow that was served.
 func (e *engine) serviceEnds(slot int32) {
 	st := &e.stations[e.slots[slot].station]
 	var f int32
@@ -125,7 +127,8 @@ func (e *engine) gaveUp(f int32) bool {
 	return e.config.Timeout > 0 && e.now-e.flows[f].sent >= e.config.Timeout
 }
 
-// stageEnds begins the next stage of a flow, or ends the flow.
+// stageEnds begins the next stage of a flow. After the last stage, the flow leaves the server, or
+// its connection stays open and idle. In both cases, its worker is free.
 func (e *engine) stageEnds(f int32) {
 	flow := &e.flows[f]
 	flow.stage++
@@ -140,7 +143,7 @@ func (e *engine) stageEnds(f int32) {
 	} else {
 		e.fallIdle(f, idle.Sample(stageDraw(flow.Key, idleDraw)))
 	}
-	if e.stations[s].sharing != nil {
+	if e.stations[s].sharing != nil { // with FIFO there are no workers
 		e.nextWorker(s)
 	}
 }
@@ -164,7 +167,8 @@ func (e *engine) work(f *Flow, stage uint8) float64 {
 	return work
 }
 
-// nextWorker gives the worker of a flow that has left to a flow that waits for a worker.
+// nextWorker frees the worker of a flow that was served. It gives the worker to the flow that has
+// waited longest and whose client still waits.
 func (e *engine) nextWorker(s int32) {
 	server := &e.servers[s]
 	server.active--
@@ -179,14 +183,17 @@ func (e *engine) nextWorker(s int32) {
 	}
 }
 
-// abandon removes a flow from the backlog after its client has given up.
+// abandon ends a flow whose client gave up while the flow was in the backlog. The caller has
+// removed the flow from the backlog.
 func (e *engine) abandon(f int32) {
 	e.hold(f)
 	e.leave(f, TimedOut)
 	e.release(f)
 }
 
-// request handles a flow's request that arrives at its server.
+// request handles a flow's request that arrives at its server. The flow begins its first stage, or
+// waits in the backlog. If the backlog is full, the server drops the flow (Config.Silent) or
+// refuses it.
 func (e *engine) request(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
@@ -199,7 +206,7 @@ func (e *engine) request(f int32) {
 	fifo := cpu.sharing == nil
 	switch {
 	case fifo && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
-		e.begin(f, stage) // which also puts it into the queue
+		e.begin(f, stage) // puts the flow into the queue if no processor is free
 	case !fifo && (server.workers == 0 || server.active < server.workers):
 		server.active++
 		e.begin(f, stage)

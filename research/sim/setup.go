@@ -8,7 +8,8 @@ import (
 	"github.com/segue-lb/segue/research/sim/processor"
 )
 
-// newEngine prepares a run.
+// newEngine prepares a run: it creates servers and balancers, and schedules the first arrival, the
+// events of the configuration, and the first of each kind of periodic events.
 func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -65,7 +66,8 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 	return e, nil
 }
 
-// addServers adds the servers with their stations and slots.
+// addServers adds the servers with their stations and slots, and with a policy also their agents.
+// The stations of the IO queues come after all stations of processors.
 func (e *engine) addServers(seed uint64) error {
 	c := e.config
 	e.servers, e.changes = make([]server, len(c.Servers)), make([]int32, len(c.Servers))
@@ -130,7 +132,7 @@ func (c *Config) usesIO() bool {
 	return false
 }
 
-// addBalancers adds the balancers with their placements.
+// addBalancers adds the balancers, and starts those that are not absent.
 func (e *engine) addBalancers(seed uint64) error {
 	c := e.config
 	e.balancers = make([]balancer, len(c.Balancers))

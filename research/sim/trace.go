@@ -43,7 +43,8 @@ type TraceClass struct {
 	Sized bool
 }
 
-// captures tells whether each of the class's flows has a size.
+// captures tells whether each flow that matches the class has a size: Match has exactly one group,
+// which captures the size.
 func (c *TraceClass) captures() bool {
 	return c.Sized && c.Match != nil && c.Match.NumSubexp() == 1
 }
@@ -80,7 +81,7 @@ func (f TraceFormat) String() string {
 	return "counter, time and URL, with blanks between"
 }
 
-// Start implements Arrivals.
+// Start implements Arrivals. It needs no random numbers.
 func (t Trace) Start(*Rand) (Source, error) {
 	lines, err := t.open()
 	if err != nil {
@@ -93,6 +94,7 @@ func (t Trace) Start(*Rand) (Source, error) {
 	return t.source(lines, speed), nil
 }
 
+// source returns the arrivals of the lines, at the given speed.
 func (t Trace) source(lines *traceLines, speed float64) *traceSource {
 	return &traceSource{
 		lines: lines, speed: speed, classes: t.Classes, mustMatch: t.MustMatch, check: t.Check,
@@ -131,6 +133,7 @@ func (t Trace) Extent() (Extent, error) {
 	return extent, source.Close()
 }
 
+// open opens the file of the trace, and unpacks it if its name ends with .gz. The caller closes it.
 func (t Trace) open() (*traceLines, error) {
 	file, err := os.Open(t.File)
 	if err != nil {
@@ -208,6 +211,7 @@ func isName(text string) bool {
 	return unicode.IsLetter(first) && !strings.ContainsAny(text, "0123456789")
 }
 
+// close closes the file. It returns the first error: about a line, of reading, or of closing.
 func (l *traceLines) close() error {
 	closing := l.file.Close()
 	if l.err != nil {
@@ -253,7 +257,7 @@ func (s *traceSource) classify(query string) (class int32, size float64, ok bool
 	for i := range s.classes {
 		match := s.classes[i].Match
 		switch {
-		case match == nil:
+		case match == nil: // no query belongs to the class
 		case !s.classes[i].Sized:
 			if match.MatchString(query) {
 				return int32(i), 0, true

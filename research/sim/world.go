@@ -18,7 +18,8 @@ func (w World) Alive(s int32) bool { return w.e.servers[s].alive }
 func (w World) Open(s int32) int { return int(w.e.servers[s].open) }
 
 // Queued returns the number of flows in the queues of a server: their requests have arrived, and
-// their last stage has not ended. Open also counts flows whose handshake is under way.
+// their last stage has not ended. Open also counts flows whose handshake is under way, and flows
+// that are answered and kept open.
 func (w World) Queued(s int32) int {
 	e := w.e
 	st := &e.stations[s]

@@ -25,7 +25,7 @@ import (
 const (
 	// ServerRemoved: the connection's server was removed, so the connection had to break.
 	ServerRemoved = "server removed"
-	// Broken: the connection's server is still there, and the connection was reset.
+	// Broken: the connection's server is still there, but does not answer on the connection.
 	Broken = "broken"
 )
 
@@ -45,7 +45,8 @@ type longLived struct {
 
 // change opens connections through the first balancer. Then it removes servers from all balancers,
 // sends all traffic to the second balancer, and counts the connections that do not answer any more
-// (6LB, section VI-B5).
+// (6LB, section VI-B5). Run.Requests then counts connections. At the end, change restores the
+// servers and the next hops.
 func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 	service := p.service()
 	if err := b.lab.SetNextHops("lb1"); err != nil {
@@ -98,7 +99,8 @@ func (p planned) client() netip.Addr {
 	return addresses[run%len(addresses)]
 }
 
-// open opens connections with one request each, whose response names the server.
+// open opens n connections with one request each, whose response names the server. After an error,
+// it returns the connections that are open already, and the caller must close them.
 func (b *rig) open(
 	ctx context.Context, from netip.Addr, to netip.AddrPort, n int,
 ) ([]*longLived, error) {
@@ -198,12 +200,14 @@ func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) e
 	return nil
 }
 
-// addConnections asks all connections again, and counts those that do not answer.
+// addConnections sends another request on each connection. It counts the connections on which the
+// first server does not answer: by ServerRemoved if that server is among the removed ones,
+// otherwise by Broken and as failed.
 func (r *Run) addConnections(all []*longLived, removed []string) {
 	for _, c := range all {
 		server, err := c.ask()
 		switch {
-		case err == nil && server == c.server:
+		case err == nil && server == c.server: // the connection is intact
 		case slices.Contains(removed, c.server):
 			r.Failures[ServerRemoved]++
 		default:

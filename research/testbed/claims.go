@@ -41,6 +41,8 @@ const (
 // overReplay tells whether the claim compares a case with a replay of its arrivals.
 func (c Claim) overReplay() bool { return c.Over == overSimulation || c.Over == overOmniscient }
 
+// problems calls fail for each field of the claim that is wrong or does not fit the experiment. A
+// claim without a quantity needs only a text.
 func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	known := func(name string) bool {
 		return slices.ContainsFunc(e.Cases, func(c Case) bool { return c.Name == name })
@@ -123,7 +125,9 @@ func (c Claim) condition() string {
 	return b.String()
 }
 
-// judge fills in the values of the claim's condition, and whether they meet it.
+// judge sets Holds to the claim's condition. If all runs are there, it also sets the values of the
+// condition's left side, and whether the measured value meets the condition. Values that do not
+// exist stay nil.
 func (c *Claim) judge(r *Results) {
 	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
@@ -137,7 +141,7 @@ func (c *Claim) judge(r *Results) {
 		c.Measured = c.largest(r, share)
 	} else {
 		c.Measured = c.largest(r, c.time(measured))
-		if c.Over != overSimulation {
+		if c.Over != overSimulation { // relative to itself, the simulated time is always 1
 			c.Simulated = c.largest(r, c.time(simulated))
 		}
 	}
@@ -150,8 +154,9 @@ func (c *Claim) judge(r *Results) {
 	}
 }
 
-// judgeBySimulation compares the quantity at each point with the simulated one. It keeps the values
-// of the point where the quantity exceeds the simulated one the most.
+// judgeBySimulation compares the ratio of Of to Over at each point with the simulated ratio. It
+// keeps both ratios of the point where the measured one exceeds the simulated one the most. If one
+// point lacks a value, Met stays nil.
 func (c *Claim) judgeBySimulation(r *Results) {
 	worst := math.Inf(-1)
 	for _, point := range c.points(r) {
@@ -205,7 +210,8 @@ func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
 	return &largest
 }
 
-// value returns the left side of the condition at a point, or NaN.
+// value returns the left side of the condition at a point. read takes the quantity from a case's
+// summary. The result is NaN if a value does not exist.
 func (c *Claim) value(r *Results, point float64, read func(*Summary) float64) float64 {
 	of := func(name string, point float64, read func(*Summary) float64) float64 {
 		if s := r.Summarise(name, point); s != nil {

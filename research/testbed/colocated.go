@@ -22,7 +22,7 @@ func (s settings) schedule(server string) application.Schedule {
 }
 
 // sendBesides sends requests from the client, while co-located work takes its shares of the
-// servers' cores.
+// servers' cores. At the end, it stops the co-located work.
 func (b *rig) sendBesides(
 	ctx context.Context, config httpload.Config, s settings,
 ) (report *httpload.Report, err error) {

@@ -20,7 +20,7 @@ type counts struct {
 	estimates map[string]float64
 }
 
-// count reads the present counts of a run.
+// count reads what balancers and agents have counted until now. No balancers run in a bare lab.
 func (b *rig) count(p planned) (*counts, error) {
 	c := &counts{
 		reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{},
@@ -46,7 +46,8 @@ func (b *rig) count(p planned) (*counts, error) {
 	return c, nil
 }
 
-// addBalancer adds the counts of one balancer.
+// addBalancer adds the counts of one balancer: packets by reason, and what it infers about the
+// servers of the run's service.
 func (c *counts) addBalancer(instance string, p planned) error {
 	view, err := inspect.OpenView(instance)
 	if err != nil {
@@ -81,7 +82,8 @@ func (c *counts) addEstimates(service *inspect.ServiceState, balancers int) {
 	}
 }
 
-// addCounts adds to the run what was counted during it.
+// addCounts adds to the run what was counted during it. Estimates are those at its end. Only
+// servers of a case that hunts have counts of offers.
 func (r *Run) addCounts(before, after *counts) {
 	for reason, packets := range after.reasons {
 		if n := packets - before.reasons[reason]; n > 0 {

@@ -20,9 +20,10 @@ import (
 )
 
 // A server answers some 16 pages a second for each CPU that it may use. The first request to a
-// server compiles MediaWiki, and the first one for a page takes longer than others. So before the
-// first run, all servers get a request for each page, at warmUpRate for each CPU of the smallest
-// server, or at the rate for warmUpCPUs if servers have no limit.
+// server compiles MediaWiki, and the first one for a page takes longer than later ones. So before
+// the first run, each server gets a request for each page. It gets warmUpRate requests per second
+// for each CPU of the smallest server. If servers have no limit of CPUs, warmUpCPUs takes the place
+// of the CPUs.
 const (
 	warmUpRate = 14
 	warmUpCPUs = 0.25
@@ -41,7 +42,7 @@ func (s settings) warmUpTime() time.Duration {
 	return time.Duration(float64(s.MediaWiki.Pages) / s.warmUpPace() * float64(time.Second))
 }
 
-// warmUp sends a request for each page to each server, directly.
+// warmUp sends a request for each page to each server, directly. A request that fails is an error.
 func (b *rig) warmUp(ctx context.Context, s settings) error {
 	b.progress(fmt.Sprintf("Warming up the servers: %s.", s.warmUpTime().Round(time.Second)))
 	folder := filepath.Join(b.directory, "warm-up")
@@ -63,7 +64,7 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, target := range config.Targets {
 		group.Go(func() error {
-			own := config
+			own := config // sends each request to this target only
 			own.Targets = []*httpload.Target{target}
 			report, err := b.send(ctx, own)
 			if err == nil && report.Failed > 0 {

@@ -36,8 +36,8 @@ type Experiment struct {
 
 	// Kind is what a run does.
 	Kind Kind `yaml:"kind"`
-	// Axis is the quantity in which the points differ. At a point, this quantity has the value of the
-	// point.
+	// Axis is the quantity in which the points differ. At a point, its value is that of the point,
+	// in place of the experiment's own value.
 	Axis AxisKind `yaml:"axis"`
 	Size `yaml:",inline"`
 	// Full replaces sizes in a run of full length.
@@ -62,8 +62,8 @@ type Experiment struct {
 	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one
 	// and a half of its mean.
 	Amplitude float64 `yaml:"amplitude"`
-	// Static is the share of the requests that are for static files, for KindDay. The others are for
-	// pages.
+	// Static is the share of the requests that are for static files, for KindDay. The others are
+	// for pages.
 	Static    float64              `yaml:"static"`
 	Apache    lab.ApacheServers    `yaml:"apache"`
 	MediaWiki lab.MediaWikiServers `yaml:"mediawiki"`
@@ -125,18 +125,18 @@ const (
 	KindHold Kind = "hold"
 	// KindDay replays a day of requests for MediaWiki.
 	KindDay Kind = "day"
-	// KindForward measures the CPU time of a packet of a known flow, without a lab.
+	// KindForward measures the CPU time of packets (Case.Packets), without a lab.
 	KindForward Kind = "forward"
 )
 
-// Packets are packets whose CPU time is measured.
+// Packets is the kind of the packets whose CPU time is measured.
 type Packets string
 
-// The packets. PacketsKnown, of flows that the balancer knows, is the default.
+// The kinds of packets. PacketsKnown is the default.
 const (
-	PacketsKnown Packets = "known"
-	PacketsSYN   Packets = "syn" // of new flows
-	PacketsMix   Packets = "mix" // the SYN, a later packet and the FIN of new flows
+	PacketsKnown Packets = "known" // of flows that the balancer knows
+	PacketsSYN   Packets = "syn"   // of new flows
+	PacketsMix   Packets = "mix"   // the SYN, a later packet and the FIN of new flows
 )
 
 // AxisKind is a quantity in which points differ.
@@ -163,8 +163,8 @@ const (
 	AxisRatio AxisKind = "ratio"
 )
 
-// axisOf has the only axis that each kind of experiments may have. KindLoad may have any axis that
-// is not another kind's.
+// axisOf has the only axis that a kind of experiments may have. It is empty for KindLoad, which may
+// have any axis that belongs to no other kind.
 var axisOf = map[Kind]AxisKind{
 	KindLoad: "", KindChange: AxisRemoved, KindHold: AxisConnections, KindDay: AxisRate,
 	KindForward: AxisFlows,
@@ -240,7 +240,8 @@ func Parse(name string, text []byte) (*Experiment, error) {
 	return &e, config.Decode(text, &e, e.problems)
 }
 
-// Load reads an experiment by its name in experiments/, or by the path of a file.
+// Load reads an experiment by its name in experiments/, with or without the ending .yaml, or by the
+// path of a file. It also returns the text of the file.
 func Load(name string) (*Experiment, []byte, error) {
 	base := strings.TrimSuffix(filepath.Base(name), ".yaml")
 	text, err := experiments.Files.ReadFile(name + ".yaml")
@@ -248,7 +249,7 @@ func Load(name string) (*Experiment, []byte, error) {
 		text, err = os.ReadFile(name)
 	}
 	if err != nil {
-		text, err = experiments.Files.ReadFile(name) // 6lb-10.yaml
+		text, err = experiments.Files.ReadFile(name) // the name of an experiment with its ending
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("experiment %q: there is no such experiment and no such file; "+
@@ -272,9 +273,8 @@ func Names() (names []string) {
 	return names
 }
 
-// Ready names the experiments of the set that need nothing beside root and nginx, and can run with
-// the options. others has an error for each experiment that needs nothing else, but cannot run with
-// the options.
+// Ready checks the experiments of the set that need nothing beside root and nginx. names are those
+// that can run with the options. others has an error for each that cannot.
 func Ready(set Set, o Options) (names []string, others []error, err error) {
 	for _, name := range Names() {
 		e, _, err := Load(name)
@@ -293,7 +293,8 @@ func Ready(set Set, o Options) (names []string, others []error, err error) {
 	return names, others, nil
 }
 
-// problems checks what the lab does not check itself.
+// problems checks an experiment. It checks the topologies with the lab's own checks, but only if
+// everything else is right.
 func (e *Experiment) problems() (errs fieldpath.Errors) {
 	require := func(ok bool, path, format string, args ...any) {
 		if !ok {
@@ -321,6 +322,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	if _, err := scenario.ParseDistribution(e.Work, "."); err != nil {
 		errs.Addf("work", "%v", err)
 	}
+	// under returns a function that reports a problem of a field of the part at the path.
 	under := func(path string) func(name, problem string) {
 		return func(name, problem string) { errs.Addf(fieldpath.Child(path, name), "%s", problem) }
 	}
@@ -338,6 +340,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	if e.Replay != nil {
 		e.Replay.problems(e, under("replay"))
 	}
+	// A case cannot have the name of an earlier case, or a word that Claim.Over may have.
 	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
 		path := fieldpath.Item("cases", i)
@@ -466,6 +469,8 @@ func emulatedProblems(kind Kind, all lab.EmulatedServers, fail func(name, proble
 	}
 }
 
+// problems calls fail for each field of the case that is wrong or does not fit the kind of the
+// experiment.
 func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Name == "" || !fieldpath.IsPlain(c.Name) {
 		fail("name", "must have letters, digits, - and _")
@@ -499,7 +504,8 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	}
 }
 
-// refusedByLab returns the lab's first error about the topology of a point, at either size.
+// refusedByLab returns the lab's first error about the topology of a point, first at the short size
+// and then at the full one. It returns nil if the lab accepts all topologies.
 func (e *Experiment) refusedByLab() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)

@@ -27,8 +27,8 @@ type feedback struct {
 	cancel   context.CancelFunc
 	done     chan error
 	interval time.Duration // by the clock
-	updates  int
-	lasted   time.Duration
+	updates  int           // how often all weights were set
+	lasted   time.Duration // from the start of the feedback to its end
 }
 
 // feedbackScale is the weight of an idle server, which is 1 in 6LB. With this scale, whole numbers
@@ -115,6 +115,7 @@ func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err er
 			all.Overrides = append(all.Overrides,
 				desired.Override{Service: p.Case.Name, Server: name, Set: desired.Fields{"weight": weight}})
 		}
+		// The end of the run may interrupt a reload, which is no error.
 		if err := b.override(ctx, all); err != nil && ctx.Err() == nil {
 			return err
 		}
@@ -156,7 +157,8 @@ func (p planned) weights() (weights []uint32) {
 	return placement.TableWeights(servers)
 }
 
-// override replaces the overrides of all balancers, and reloads the balancers.
+// override replaces the overrides of all balancers, and reloads the balancers. If there are no
+// overrides, it removes the files of the overrides.
 func (b *rig) override(ctx context.Context, all desired.Overrides) error {
 	text, err := yaml.Dump(all)
 	if err != nil {

@@ -50,6 +50,7 @@ func createFiles(folder string, records bool) (f *files, err error) {
 	return f, nil
 }
 
+// create creates a file, which close closes.
 func (f *files) create(path string) (*os.File, error) {
 	file, err := os.Create(path)
 	if err == nil {

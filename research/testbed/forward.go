@@ -14,9 +14,9 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// forward measures the CPU time of packets in all cases at all points. A measurement goes through
-// all of them in turn. So all runs are made together, or none. Response.Mean is the median of the
-// measurements, because other programs on the machine lengthen some of them.
+// forward measures the CPU time of packets in all cases at all points. Each round of measurements
+// goes through all cases and points. So all runs are made together, or none. Response.Mean is the
+// median of the measurements, because other programs on the machine lengthen some of them.
 func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
 	plan := s.plan()
 	if !slices.ContainsFunc(plan, func(p planned) bool { return !st.has(p) }) {

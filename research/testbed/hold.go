@@ -36,7 +36,8 @@ func (b *rig) hold(ctx context.Context, p planned) (*Run, error) {
 	return run, nil
 }
 
-// newHeldRun returns a run with the number of connections of each server.
+// newHeldRun returns a run with the number of connections of each server. Run.Requests and
+// Share.Responses then count connections.
 func (p planned) newHeldRun(connections []*longLived) *Run {
 	run := &Run{
 		Case: p.Case.Name, Point: p.point, Seed: p.seed, Servers: p.present, Balancers: p.Balancers,

@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// largeServers tells for each server whether it has the largest capacity at the beginning. It is
-// nil if all servers have the same.
+// largeServers tells for each server whether it has the largest capacity at the beginning of a run.
+// It is nil if all servers have the same capacity.
 func (s settings) largeServers() map[string]bool {
 	least, most := s.capacityOf(serverName(1)), 0.0
 	for _, name := range s.serverNames() {
@@ -50,14 +50,14 @@ func (r *Run) EstimateRatio() float64 {
 // LargeInterval is the length of the intervals of Response.LargeOver, in seconds.
 const LargeInterval = 5
 
-// tally counts requests, and those that large servers served, by the interval in which they were
-// sent. Several goroutines may use it.
+// tally counts requests that succeeded, and those of them that large servers served, by the
+// interval in which they were sent. Several goroutines may use it.
 type tally struct {
 	large map[string]bool // by server
 
 	mu      sync.Mutex
-	all     []float64 // by interval: all requests
-	byLarge []float64 // by interval: those that large servers served
+	all     []float64 // by interval: requests that succeeded
+	byLarge []float64 // by interval: those of them that large servers served
 }
 
 // newTally returns a tally, or nil if all servers have the same capacity.
@@ -69,7 +69,7 @@ func (s settings) newTally() *tally {
 	return &tally{large: large}
 }
 
-// add counts a request. A nil tally counts nothing.
+// add counts a request that succeeded. A nil tally counts nothing.
 func (t *tally) add(sent float64, server string) {
 	if t == nil {
 		return
@@ -86,7 +86,7 @@ func (t *tally) add(sent float64, server string) {
 	}
 }
 
-// shareOut puts the shares of the large servers into a response.
+// shareOut sets Response.Large and Response.LargeOver. A nil tally leaves them as they are.
 func (t *tally) shareOut(r *Response) {
 	if t == nil {
 		return
@@ -99,7 +99,8 @@ func (t *tally) shareOut(r *Response) {
 	r.Large = byLarge / max(all, 1)
 }
 
-// completed returns a function for sim.Config.Completed that counts the flows of the simulator.
+// completed returns a function for sim.Config.Completed that counts the completed flows of the
+// simulator. For a nil tally it returns nil.
 func (t *tally) completed(servers []sim.Server) func(int, sim.Ended) {
 	if t == nil {
 		return nil

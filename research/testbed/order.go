@@ -15,19 +15,19 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Step compares two cases that follow each other in the order of the cases at a point: by their
-// mean response times, the shortest first.
+// Step compares two neighbours in the order of the cases at a point. The case with the shortest
+// mean response time is first in this order.
 type Step struct {
 	Better, Worse string
-	// Less is by how much the mean of Better is below that of Worse, as a share of the latter. It is
-	// the mean over the seeds, each of which has the same requests for both. Half is half of the 95%
-	// confidence interval of Less (Student), and NaN for a single seed.
+	// Less is by how much the mean of Better is below that of Worse, as a share of the latter. It
+	// is the mean over the seeds, each of which has the same requests for both. Half is half of the
+	// 95% confidence interval of Less (Student), and NaN for a single seed.
 	Less, Half float64
-	// Confidence is the probability that Better is better, by Student's distribution: 0 to 1, and
-	// NaN for a single seed.
+	// Confidence is the probability that Better is better, by Student's distribution: 0 to 1. It is
+	// NaN for a single seed, and if Less is the same for all seeds.
 	Confidence float64
-	// Simulated is Less in the simulator, for the same requests. It is NaN if the simulator does not
-	// have both cases.
+	// Simulated is Less in the simulator, for the same requests. It is NaN if the simulator does
+	// not have both cases.
 	Simulated float64
 }
 
@@ -82,8 +82,9 @@ func (r *Results) step(better, worse string, point float64) Step {
 	}
 }
 
-// reductions returns by how much the mean of a case is below that of another, for each seed that
-// has both.
+// reductions returns by how much the mean of the case one is below that of the case other, as a
+// share of the latter. It returns a value for each seed for which both cases have the response that
+// of selects: the measured or the simulated one.
 func (r *Results) reductions(
 	one, other string, point float64, of func(*Run) *Response,
 ) (all []float64) {
@@ -105,8 +106,8 @@ func (r *Results) reductions(
 	return all
 }
 
-// confidence returns the probability that the mean of a quantity is above 0, by samples of it. It is
-// NaN for a single sample.
+// confidence returns the probability that the mean of a quantity is above 0, by samples of it. It
+// is NaN for fewer than two samples, and if all samples are equal.
 func confidence(samples []float64) float64 {
 	n := float64(len(samples))
 	mean, deviation := stat.MeanStdDev(samples, nil)

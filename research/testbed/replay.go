@@ -15,14 +15,14 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Replay tells how an experiment takes its requests from a trace (Options.Trace). The trace has
-// their order, the proportions of the times between them, and those of their work, if it has any.
-// The experiment has the mean work and the load.
+// Replay tells how an experiment takes its requests from a trace (Options.Trace). The trace
+// determines the order of the requests, the proportions of the times between them, and the
+// proportions of their work if it has sizes. The experiment determines the mean work and the load.
 type Replay struct {
 	Format TraceFormat `yaml:"format"`
 	// Match is a regular expression that must be found in each query. Its only group captures the
-	// size of the request, to which its work is proportional. Without a group, the experiment's work
-	// is drawn.
+	// size of the request, to which its work is proportional. Without a group, the experiment's
+	// work is drawn.
 	Match string `yaml:"match"`
 }
 
@@ -33,6 +33,7 @@ var traceFormats = map[TraceFormat]sim.TraceFormat{
 	"queries": sim.TimedQueries, "wikibench": sim.Wikibench,
 }
 
+// problems calls fail for each field that is wrong or does not fit the experiment.
 func (r *Replay) problems(e *Experiment, fail func(name, problem string)) {
 	if _, ok := traceFormats[r.Format]; !ok {
 		fail("format", "must be queries or wikibench")
@@ -50,8 +51,8 @@ const streamWork = 1
 
 // recording has the requests of a trace.
 type recording struct {
-	at, size []float64 // of each request; its work is in proportion to its size
-	digest   string    // of the file
+	at, size []float64 // time and size of each request; its work is in proportion to its size
+	digest   string    // SHA-256 of the file
 }
 
 // read reads a trace. If the trace has no sizes of requests, read draws them from the distribution
@@ -81,6 +82,7 @@ func (r *Replay) read(file string, work *sim.Distribution) (*recording, error) {
 	return recorded, source.Close()
 }
 
+// digestOf returns the SHA-256 digest of a file.
 func digestOf(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -93,7 +95,8 @@ func digestOf(path string) (string, error) {
 }
 
 // replayed returns the settings with the requests of a trace. Each seed replays another part of the
-// trace.
+// trace. If the experiment replays no trace, file must be empty, and the settings stay the same. It
+// is an error if the trace has too few requests, or if the requests of a seed cannot be scaled.
 func (s settings) replayed(file string) (settings, error) {
 	switch {
 	case s.Replay == nil && file == "":
@@ -141,6 +144,7 @@ func sum(values []float64) (total float64) {
 func (p planned) writeReplay(path string) error {
 	at, size := p.part(p.seed)
 	n := float64(p.Connections)
+	// With these factors, n requests last n/rate, and have the experiment's mean work.
 	timeFactor := n / p.rate() / (at[len(at)-1] - at[0])
 	workFactor := p.baseWork().Mean() * n / sum(size)
 	return writeTrace(path, func(out io.Writer) error {

@@ -57,17 +57,20 @@ type Claim struct {
 	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
 	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, simulation or omniscient
 	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
-	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if another
+	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if not At
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
-	// BeyondSimulated is by how much the quantity may exceed the simulated one at any point.
+	// BeyondSimulated is by how much the ratio of Of to Over may exceed the simulated ratio at any
+	// point.
 	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
 
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Holds string `json:"holds,omitempty" yaml:"-"`
 	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
-	// whether the measured one meets it. They are absent while runs are missing, and Simulated and
-	// Model also if the simulator or the model does not have a case.
+	// whether the measured one meets it. They are absent while runs are missing. Simulated is also
+	// absent for quantities that are no times, for cases that the simulator does not have, and if
+	// Over is simulation. Model is also absent for quantities other than the mean, and for cases
+	// that the model does not have.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
 	Model     *float64 `json:"model,omitempty" yaml:"-"`
@@ -85,19 +88,22 @@ type Environment struct {
 	Finished time.Time `json:"finished,omitzero"`
 }
 
-// Run is one run: a case at a point, with a seed. All times are in emulated seconds: on a lab that
-// runs at speed 4, a request of 1 s has taken 0.25 s by the clock.
+// Run is one run: a case at a point, with a seed. Times are in emulated seconds, except Handshake
+// and Machine.LateP99: on a lab that runs at speed 4, a request of 1 s has taken 0.25 s by the
+// clock.
 type Run struct {
 	Case  string  `json:"case"`
 	Point float64 `json:"point"`
 	Seed  uint64  `json:"seed"`
-	// Folder has the files of the run, relative to the directory of results:
+	// Folder has the files of the run, relative to the directory of results. It is empty unless the
+	// experiment is of KindLoad or KindDay. The files are:
 	// arrivals.tsv, the arrivals and their work, as a trace for segue-lab sim;
 	// requests.csv.gz, a line for each request (time, query, server, outcome, latency, exchange);
 	// loads.csv, the busy workers of each server over time.
 	Folder string `json:"folder"`
 
-	// Load is the share of all processors that the requests use, 0 to 1 and more.
+	// Load is the share of all processors that the requests use, 0 to 1 and more. It is 0 unless
+	// the experiment is of KindLoad.
 	Load      float64 `json:"load"`
 	Servers   int     `json:"servers"`
 	Balancers int     `json:"balancers"`
@@ -108,12 +114,13 @@ type Run struct {
 	Failures map[string]uint64 `json:"failures"`
 
 	// Measured are response times. In an experiment of KindForward, they are CPU times of packets.
+	// With KindChange and KindHold, they are 0.
 	Measured Response `json:"measured"`
 	// Types are the response times of each type of request, if there are several (HLB, figure 8).
 	Types map[string]Response `json:"types,omitempty"`
-	// Simulated are the response times of the simulator for the same arrivals and the same work: the
-	// means of several simulations, in which flows have other hashes. It is nil for cases that the
-	// simulator does not have.
+	// Simulated are the response times of the simulator for the same arrivals and the same work:
+	// the means of several simulations, in which flows have other hashes. It is nil for cases that
+	// the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
 	// Bound are the response times in the simulator of an omniscient balancer, which knows the
 	// requests on all servers, for the same arrivals and the same work. It is nil unless the
@@ -126,15 +133,17 @@ type Run struct {
 	Handshake *Response `json:"handshake,omitempty"`
 
 	// Fairness is Jain's index of the servers' busy workers, in the mean over time (6LB, section
-	// VI-B2). Busy is the mean number of busy workers of a server.
+	// VI-B2). With KindHold, it is the index of their open connections. Busy is the mean number of
+	// busy workers of a server.
 	Fairness float64 `json:"fairness"`
 	Busy     float64 `json:"busy"`
 	// Overprovision is the largest number of busy workers of a server, relative to the mean of all
 	// servers, in the mean over time (HLB, section VI-A2).
 	Overprovision float64 `json:"overprovision,omitempty"`
-	// Shares has an element for each server.
+	// Shares has an element for each server. It is empty with KindChange and KindForward.
 	Shares []Share `json:"shares"`
-	// Counters has what balancers counted, by the reasons of segue status.
+	// Counters has the numbers of packets that balancers counted during the run, by the reasons of
+	// segue status.
 	Counters map[string]uint64 `json:"counters"`
 
 	Machine Machine `json:"machine"`

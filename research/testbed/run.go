@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel would
-	// soon use a port again, while a flow table still has the earlier connection of that port.
+	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel
+	// would soon use a port again, while a flow table still has the earlier connection of that
+	// port.
 	clientAddresses = 254
 	// timeout is how long the generator waits for a response, by the clock. It is longer than a
 	// request ever waits in a queue, so that all failures are those of servers.
@@ -31,7 +32,9 @@ const (
 	serverHeader = "X-Segue-Server"
 )
 
-// run makes a run, and returns what it has measured.
+// run sends the requests of a run, and returns what it has measured. The run's folder gets the
+// requests and the samples of the loads. For KindLoad, run also adds the results of the simulator
+// and of the model.
 func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err error) {
 	folder := filepath.Join(st.directory, p.folder())
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
@@ -60,7 +63,7 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 	if err = errors.Join(err, sampling, feedback.stop()); err != nil {
 		return nil, err
 	}
-	if report.Interrupted {
+	if report.Interrupted { // by the user, or because the feedback failed
 		return nil, context.Cause(ctx)
 	}
 	after, err := b.count(p)
@@ -140,7 +143,8 @@ func (b *rig) send(ctx context.Context, config httpload.Config) (report *httploa
 	return report, err
 }
 
-// playsTrace tells whether the arrivals of a run are written before it.
+// playsTrace tells whether the testbed writes the arrivals to a file before the run. Otherwise the
+// generator draws them and records them.
 func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != nil }
 
 // traffic returns the configuration of the load generator, whose times are those of the clock. The
@@ -209,6 +213,7 @@ func (p planned) newRun(report *httpload.Report) *Run {
 	return run
 }
 
+// response returns the times of a report, multiplied by the speed. If there are none, all are 0.
 func response(t *httpload.Times, speed float64) Response {
 	if t == nil {
 		return Response{}
@@ -216,6 +221,7 @@ func response(t *httpload.Times, speed float64) Response {
 	return Response{Mean: t.Mean * speed, P50: t.P50 * speed, P90: t.P90 * speed, P99: t.P99 * speed}
 }
 
+// distribution returns the points of a distribution, with their times multiplied by the speed.
 func distribution(points []httpload.Point, speed float64) (all []DistributionPoint) {
 	for _, p := range points {
 		all = append(all, DistributionPoint{p.Seconds * speed, p.Share})

@@ -31,7 +31,8 @@ type Options struct {
 	Progress func(text string)
 }
 
-// Check returns an error if the experiment cannot run with the options.
+// Check returns an error if the experiment cannot run with the options: if the points are speeds
+// and the options set one, if it has no full length, or if it cannot have the speed or the seeds.
 func (e *Experiment) Check(o Options) error {
 	fail := func(option, format string, args ...any) error {
 		return fmt.Errorf("experiment %s: %s: %s", e.Name, option, fmt.Sprintf(format, args...))
@@ -121,8 +122,9 @@ func (p planned) duration() time.Duration {
 }
 
 // Run makes the runs of the experiment that are not in the directory yet. It needs root. It writes
-// each run when it has ended, so an experiment that was interrupted goes on where it was. It leaves
-// no lab behind, also if the process is killed.
+// each run when it has ended, so an experiment that was interrupted goes on where it was. After an
+// error, the results have the runs that ended before. Run leaves no lab behind, also if the process
+// is killed.
 func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *Results, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -139,7 +141,7 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, store.close()) }()
-	if e.Kind == KindForward {
+	if e.Kind == KindForward { // needs no lab
 		if err := s.forward(ctx, store, o.Progress); err != nil {
 			return &store.results, err
 		}
@@ -173,6 +175,8 @@ func (p planned) name() string {
 	return fmt.Sprintf("%s, %s %v, seed %d", p.Case.Name, p.Axis, p.point, p.seed)
 }
 
+// describe returns the line of progress about run i of all. left is an estimate of the remaining
+// time, or empty.
 func (p planned) describe(i, all int, left string) string {
 	return fmt.Sprintf("%d of %d: %s%s", i+1, all, p.name(), left)
 }
@@ -249,9 +253,9 @@ func (b *rig) make(ctx context.Context, p planned, st *store) (*Run, error) {
 	return b.run(ctx, p, st)
 }
 
-// close removes the lab.
+// close removes the lab, if there is one, and ends its guard.
 func (b *rig) close() error {
-	if b.guard == nil {
+	if b.guard == nil { // there is no lab: prepare starts the guard first
 		return nil
 	}
 	var err error

@@ -43,7 +43,7 @@ func (b *rig) startSampler(p planned) *sampler {
 	return s
 }
 
-// stop returns the samples so far.
+// stop ends the sampling, and returns the samples.
 func (s *sampler) stop() (*samples, error) {
 	s.cancel()
 	<-s.done
@@ -102,7 +102,8 @@ func (b *rig) busy() ([]uint32, error) {
 // patience is how long servers may take to finish the requests of the last run.
 const patience = 2 * time.Minute
 
-// awaitIdle waits until no server has a busy worker.
+// awaitIdle waits until no server has a busy worker. It is an error if that takes longer than
+// patience.
 func (b *rig) awaitIdle(ctx context.Context) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -140,7 +141,8 @@ func (s *samples) write(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// addLoads adds the means of the samples to the run.
+// addLoads adds the idle CPU time and the means of the samples to the run. A sample without a busy
+// worker counts with the fairness 1. It does not count in Overprovision.
 func (r *Run) addLoads(s *samples) {
 	r.Machine.Idle = s.idle
 	if len(s.times) == 0 {
@@ -187,6 +189,8 @@ func (t cpuTimes) idleSince(before cpuTimes) float64 {
 	return 0
 }
 
+// readCPUTimes returns the times of all cores since the machine started. Waiting for IO counts as
+// idle.
 func readCPUTimes() (t cpuTimes, err error) {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {

@@ -45,7 +45,7 @@ func (e *Experiment) settings(full bool) settings {
 	return s
 }
 
-// at returns the settings at a point of the axis.
+// at returns the settings at a point of the axis. A point of AxisFlows changes no setting.
 func (s settings) at(point float64) settings {
 	switch s.Axis {
 	case AxisLoad:
@@ -188,7 +188,9 @@ func (s settings) byTheClock(emulated time.Duration) time.Duration {
 // notBuilt is the name of a lab that is never built, because only its topology is of interest.
 const notBuilt = "x"
 
-// topology returns the lab of the settings. Each case is a service with a VIP of its own.
+// topology returns the lab of the settings. Each case is a service with a VIP of its own, except
+// those that send requests directly to servers. If all do, the lab is bare: no balancers and agents
+// run.
 func (s settings) topology(name string) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present
@@ -240,7 +242,7 @@ func (c Case) service(i int, s settings) lab.Service {
 		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
 	}
 	switch {
-	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}):
+	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}): // no default needed
 	case s.Kind == KindDay:
 		service.Load = desired.Source{Kind: desired.LoadApache}
 	default:

@@ -35,8 +35,9 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 }
 
 // bound replays the arrivals of a run with an omniscient balancer, which knows the requests on all
-// servers: each request goes to the server with the shortest expected delay. If clients are distant,
-// the balancer also knows the requests that are on the way. The result has no distribution.
+// servers: each request goes to the server with the shortest expected delay. If clients are
+// distant, the balancer also knows the requests that are on the way. The result has no
+// distribution.
 func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) {
 	spec := &placement.GSED{}
 	if p.roundTrip() != nil {
@@ -50,7 +51,8 @@ func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) 
 	return r, nil
 }
 
-// replay replays arrivals with a placement.
+// replay replays arrivals in the simulator with a placement, several times (simulations). The times
+// that it returns are those of all replays together.
 func (p planned) replay(
 	ctx context.Context, arrivals string, spec placement.Spec,
 ) (*Response, error) {
@@ -118,7 +120,8 @@ func disciplineOf(e lab.EmulatedServer) sim.Discipline {
 	return sim.ProcessorSharing
 }
 
-// spec returns the simulator's placement for the case, or nil if the simulator has none.
+// spec returns the simulator's placement for the case, or nil if the simulator has none. The first
+// condition that is true decides.
 func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Placement.Infers():
@@ -128,7 +131,7 @@ func (p planned) spec() placement.Spec {
 	case c.Weighted && !c.huntsByTable():
 		return nil // the simulator has no other placement by hash with weights
 	case c.Selection.OrdersByReports() && c.policy() != desired.AcceptLeast:
-		return nil
+		return nil // the simulator has reports only with this policy
 	case c.Direct:
 		return &placement.ECMP{}
 	case c.Placement == desired.PlacementRoundRobin && c.Feedback > 0:
@@ -171,7 +174,8 @@ const samplePeriod = 20 * time.Millisecond
 
 // inferring returns the simulator's placement for a case that infers, or nil if the simulator has
 // none. In the simulator, balancers know the capacities if and only if the method needs them. In
-// the lab, balancers know them if and only if the case is weighted.
+// the lab, balancers know them if and only if the case is weighted. The simulator has the case only
+// if both agree, and if the balancers compare all servers and do not poll.
 func (p planned) inferring() placement.Spec {
 	kind := p.Case.estimator()
 	knows := kind == infer.SED || kind == infer.TerritoryConfigured
@@ -205,7 +209,7 @@ func (c Case) estimator() infer.Kind {
 
 // What balancers do with load reports.
 const (
-	// reportAge is the time by the clock in which a report loses all but 1/e of its weight.
+	// reportAge is the time by the clock in which the weight of a report falls to 1/e.
 	reportAge = 200 * time.Millisecond
 	// offeredByReports is the number of candidates to which a flow is offered.
 	offeredByReports = 3

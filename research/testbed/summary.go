@@ -81,7 +81,7 @@ func (s *Summary) addShares(run *Run) {
 	}
 }
 
-// meanOf returns the means of all quantities, or nil if one response is nil.
+// meanOf returns the means of all times and of Large, or nil if one response is nil.
 func meanOf(all []*Response) *Response {
 	var mean Response
 	n := float64(len(all))
@@ -98,7 +98,7 @@ func meanOf(all []*Response) *Response {
 	return &mean
 }
 
-// halfOf returns half of the confidence interval of each quantity, or nil for a single response.
+// halfOf returns half of the confidence interval of each time, or nil for a single response.
 func halfOf(all []*Response) *Response {
 	if len(all) < 2 {
 		return nil

@@ -69,7 +69,7 @@ func eachSuccess(path string, f func(sent float64, row []string) error) error {
 func readTypes(path string) (map[string]Response, error) {
 	latencies := map[string][]float64{}
 	err := eachSuccess(path, func(_ float64, row []string) error {
-		latency, err := strconv.ParseFloat(row[columnLatency], 64)
+		latency, err := strconv.ParseFloat(row[columnLatency], 64) // err ends the reading below
 		kind := TypeStatic
 		if strings.HasPrefix(row[columnQuery], pagePath) {
 			kind = TypePage

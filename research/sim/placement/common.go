@@ -21,8 +21,8 @@ func must(err error) {
 	}
 }
 
-// oneOf checks a parameter whose value is a word. The first allowed word stands for a missing
-// parameter.
+// oneOf checks a parameter whose value is a word. The first allowed word is the value of a missing
+// parameter, so the error does not name it.
 func oneOf[T ~string](name string, value T, allowed ...T) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -46,6 +46,7 @@ func checkCandidates(candidates, least int) error {
 	return inRange("candidates", candidates, least, sim.MaxChain)
 }
 
+// checkBuckets checks a number of buckets. 0 is right: it stands for the default.
 func checkBuckets(buckets int) error {
 	if buckets == 0 {
 		return nil
@@ -120,7 +121,8 @@ func shuffle(r *sim.Rand, list []int32) {
 	}
 }
 
-// draw appends up to n distinct live servers to a list. All are equally likely.
+// draw fills an empty list with n distinct live servers, or with all if there are fewer. All are
+// equally likely.
 func draw(b *sim.Balancer, list []int32, n int) []int32 {
 	n = min(n, len(b.Live))
 	for len(list) < n {
@@ -179,7 +181,8 @@ func TableWeights(servers []sim.Server) (weights []uint32) {
 	return weights
 }
 
-// row returns the servers of a flow's bucket, or nil if there is no table or no server.
+// row returns the candidates of a flow's bucket, by their indexes in sim.Config.Servers. It returns
+// nil if there is no table or no live server.
 func (t *tableOf) row(f *sim.Flow) []uint16 {
 	if t.table == nil || t.table.Candidates == 0 {
 		return nil

@@ -59,7 +59,9 @@ type tableCache struct {
 	table   *tables.Table
 }
 
-// build returns a table of the live servers, which have the given weights.
+// build returns a table of the live servers. It keeps the table for the next call, and builds
+// another one only if the configuration or the live servers differ. weights has the weights of all
+// servers, live or not.
 func (c *tableCache) build(
 	b *sim.Balancer, weights []uint32, buckets, candidates int,
 ) (*tables.Table, error) {

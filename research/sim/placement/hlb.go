@@ -33,7 +33,7 @@ type Weights struct {
 	// "as-printed", which is exactly HLB's algorithm 1 (infer.Algorithm1).
 	Sampling Sampling `yaml:"sampling"`
 	// Unseen tells how a server counts before one of its flows has ended: "average", the default,
-	// or "zero". With "as-printed" it must not be set, because the algorithm has its own zeros.
+	// or "zero". With "as-printed" it must not be set, because algorithm 1 itself determines it.
 	Unseen string `yaml:"unseen"`
 	// FixedNoise turns HLB into HLB-FIX.
 	FixedNoise bool `yaml:"fixed-noise"`
@@ -59,6 +59,7 @@ func (w *Weights) round(weight float64) float64 {
 	return max(1, math.Round(weight*float64(w.Steps))) / float64(w.Steps)
 }
 
+// validate returns all parameters that are out of range or exclude each other.
 func (w *Weights) validate() error {
 	var unseen error
 	if w.Sampling == SamplingAsPrinted && w.Unseen != "" {
@@ -89,7 +90,7 @@ func (w *Weights) speeds(servers int) *infer.Speeds {
 	return infer.NewSpeeds(servers, o)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. With the sampling as-printed, durations come from algorithm 1.
 func (m *HLB) New(b *sim.Balancer) (sim.Placement, error) {
 	p, err := newHLB(b, &m.Own, &m.Weights, &m.tables)
 	if err != nil {
@@ -131,7 +132,8 @@ func (p *hlb) Step() {
 	p.weigh()
 }
 
-// weigh takes the weights of the last step for all servers, including those that are added later.
+// weigh takes the weights of the last step for all servers, also for those that are absent now and
+// may be added later.
 func (p *hlb) weigh() {
 	for s := range p.weight {
 		p.weight[s] = p.weights.round(p.speeds.Weight(int32(s)))
@@ -150,6 +152,7 @@ func (p *hlb) MembershipChanged() {
 	}
 }
 
+// Closed registers the duration of a flow that was connected.
 func (p *hlb) Closed(f *sim.Flow, end sim.End) {
 	if server, wasConnected := p.closed(f); wasConnected {
 		p.register(server, end.Duration)
@@ -171,6 +174,7 @@ type printedHLB struct {
 	register func(server int32, duration float64)
 }
 
+// Place gives the SYN to algorithm 1, if there is a server for the flow.
 func (p *printedHLB) Place(f *sim.Flow, offer *sim.Offer) {
 	p.hlb.Place(f, offer)
 	if offer.N > 0 {
@@ -179,11 +183,14 @@ func (p *printedHLB) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
+// Connected gives two packets to algorithm 1: the first acknowledgement, and the request behind it.
 func (p *printedHLB) Connected(f *sim.Flow) {
 	p.hlb.Connected(f)
 	p.packets(f, infer.Data, infer.Data)
 }
 
+// Closed gives the last two packets of a connected flow to algorithm 1: the acknowledgement of the
+// response, and the FIN.
 func (p *printedHLB) Closed(f *sim.Flow, _ sim.End) {
 	if _, wasConnected := p.closed(f); wasConnected {
 		p.packets(f, infer.Data, infer.End)

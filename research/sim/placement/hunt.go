@@ -15,7 +15,7 @@ import (
 
 // Hunt are the parameters of placements that offer a flow to several servers in turn.
 type Hunt struct {
-	// Candidates is the number of these servers, 1 to 8.
+	// Candidates is the number of servers to which a flow is offered, 1 to 8.
 	Candidates int `yaml:"candidates"`
 	// Buckets is the number of buckets of the table. 0 stands for tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
@@ -36,7 +36,7 @@ func (m *Hunt) validate() error {
 	return errors.Join(checkCandidates(m.Candidates, 1), checkBuckets(m.Buckets), weights)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. The placement offers a flow to all candidates in turn.
 func (m *Hunt) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Random {
 		return &anyServers{b: b, n: m.Candidates}, nil
@@ -53,6 +53,7 @@ type anyServers struct {
 	n int
 }
 
+// Place lets draw write the servers into the array of the offer.
 func (p *anyServers) Place(_ *sim.Flow, offer *sim.Offer) {
 	offer.N = int32(len(draw(p.b, offer.Servers[:0], p.n)))
 }
@@ -106,8 +107,9 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	}, uint32(m.Limit)}, err
 }
 
-// perServer gives each server its own accept policy. For the policy, a server's open flows are busy
-// workers, and its capacity is the limit of its workers, or capacity if that is not 0.
+// perServer gives each server an accept policy of its own. The policy knows a server's open flows
+// as busy workers. It knows the field capacity as the server's capacity, or the limit of the
+// server's workers if the field is 0.
 type perServer struct {
 	policy   func(*sim.Host) accept.Policy
 	capacity uint32
@@ -180,7 +182,7 @@ const (
 	ReportNone  ReportOthers = "none"
 )
 
-// Build implements Spec.
+// Build implements Spec. It refuses parameters that need Reports without it.
 func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates),
 		inRange("age", m.Age, 0, time.Hour), inRange("spare", m.Spare, 0, mostServers),
@@ -197,7 +199,8 @@ func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	return m, leastPolicy{m.IgnoreIdle}, err
 }
 
-// New implements sim.Method.
+// New implements sim.Method. Without Reports, the candidates keep the order in which Hunt lists
+// them.
 func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	inner, err := m.Hunt.New(b)
 	chain := int32(m.Chain)
@@ -256,7 +259,7 @@ type reported struct {
 	*chained
 	b      *sim.Balancer
 	age    float64
-	others int32
+	others int32 // number of candidates whose loads a signal may carry (see Least.others)
 	coded  bool
 	// ignoresIdle is Least.IgnoreIdle.
 	ignoresIdle bool
@@ -280,8 +283,10 @@ type candidate struct {
 // meanGain is the share by which a report moves the mean of all reports.
 const meanGain = 0.01
 
+// Place orders all candidates by their estimated loads, and offers the flow to the first of them,
+// up to Chain. A spare server can then get the last place.
 func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
-	clear(offer.Loads[:]) // so that Accepted sees which servers wrote a load
+	clear(offer.Loads[:]) // Accepted recognises servers that wrote no load by CPUs = 0
 	p.Placement.Place(f, offer)
 	rank := p.rank[:offer.N]
 	for i, s := range offer.Servers[:offer.N] {
@@ -295,8 +300,9 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare puts a free server, which may be outside the bucket, in the last place of the list. If
-// the list is full, the last candidate makes room.
+// offerSpare puts the spare server that reported last, and that is not in the list, in the last
+// place of the list. It may be outside the bucket. If the list is full, the server replaces the
+// last candidate. Without such a server, the list stays as it is.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
@@ -306,7 +312,8 @@ func (p *reported) offerSpare(offer *sim.Offer) {
 	offer.Add(s)
 }
 
-// load estimates the present load of a server from its last report.
+// load estimates the present load of a server from its last report. With time, the estimate
+// approaches the mean of all reports.
 func (p *reported) load(server int32) float64 {
 	last := p.last[server]
 	if p.age == 0 {
@@ -317,7 +324,7 @@ func (p *reported) load(server int32) float64 {
 
 // report stores a load that a server reported.
 func (p *reported) report(server int32, load *sim.Load) {
-	if p.ignoresIdle {
+	if p.ignoresIdle { // counts no connections that are answered and kept open
 		load.Open, load.Idle = load.Open-load.Idle, 0
 	}
 	exact := acceptLoad(*load, uint32(load.CPUs))
@@ -352,7 +359,8 @@ func (p *reported) Closed(f *sim.Flow, end sim.End) {
 	}
 }
 
-// MembershipChanged forgets servers that are not live any more.
+// MembershipChanged removes servers that are not live from the spare servers. It keeps their last
+// reports.
 func (p *reported) MembershipChanged() {
 	p.chained.MembershipChanged()
 	for s := range p.last {
@@ -391,7 +399,8 @@ type leastAgent struct {
 	passed      [sim.MaxChain]accept.Load
 }
 
-// Decide implements sim.Agent.
+// Decide asks accept.Least, and returns the answer as an index in the list. If the agent ignores
+// idle connections, later servers also see the load without them.
 func (a *leastAgent) Decide(own sim.Load, offer *sim.Offer) int32 {
 	if a.ignoresIdle {
 		own.Open, own.Idle = own.Open-own.Idle, 0

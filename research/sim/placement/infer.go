@@ -46,7 +46,7 @@ func (m *Infer) Build() (sim.Method, sim.Policy, error) {
 	)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. Each balancer has its own estimator and its own counters.
 func (m *Infer) New(b *sim.Balancer) (sim.Placement, error) {
 	n := len(b.Servers)
 	if n > mostServers {
@@ -93,6 +93,7 @@ func balancerName(index int32) string { return "balancer " + strconv.Itoa(int(in
 
 func (p *inferring) MembershipChanged() { must(p.arrange()) }
 
+// Place takes the live server with the lowest score. Without live servers, it makes no offer.
 func (p *inferring) Place(f *sim.Flow, offer *sim.Offer) {
 	best, least := int32(-1), uint64(math.MaxUint64)
 	for i, s := range p.live {
@@ -117,7 +118,8 @@ func (p *inferring) placed(f *sim.Flow, server int32) {
 	p.counters[server].New++
 }
 
-// Connected treats a flow that came from another balancer as placed.
+// Connected counts a flow as established instead of new. A flow that came from another balancer is
+// first counted as placed.
 func (p *inferring) Connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -148,8 +150,9 @@ func (p *inferring) Silent(f *sim.Flow) {
 	}
 }
 
-// Closed first counts a silent flow again, because the flow is not silent when its last packet
-// passes.
+// Closed removes a flow from the counters. If the flow was established, Closed also counts its end
+// and its duration. It first counts a silent flow again, because the flow is not silent when its
+// last packet passes. It does nothing for a flow that this balancer has not counted.
 func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -163,13 +166,15 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 		c.New--
 		return
 	}
-	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the number of flows, with this one
+	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the server's flows, with this one
 	c.Established--
 	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
 }
 
 func (p *inferring) Interval() float64 { return p.method.Polled.Seconds() }
 
+// Step samples the counters. Each time that Interval has passed, it also steps the estimator, with
+// the durations of ended flows if the estimator uses them.
 func (p *inferring) Step() {
 	for i, s := range p.live {
 		p.estimator.Sample(i, p.counters[s], p.Interval())

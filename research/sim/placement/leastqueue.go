@@ -14,7 +14,8 @@ type LeastQueue struct {
 // Build implements Spec.
 func (m *LeastQueue) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
 
-// New implements sim.Method.
+// New implements sim.Method. A placement that chooses from all servers, and among equals at random,
+// has a faster implementation.
 func (m *LeastQueue) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Choices > 0 || m.Candidates > 0 || !m.random() {
 		return newByScore(b, &m.Own, &m.tables, equalWeights(b))
@@ -52,6 +53,7 @@ func (p *leastQueue) Place(_ *sim.Flow, offer *sim.Offer) {
 // Connected counts the flow from its first acknowledgement on.
 func (p *leastQueue) Connected(f *sim.Flow) { p.open.Add(f.Server) }
 
+// Closed stops counting a flow. A flow that was never connected has not been counted.
 func (p *leastQueue) Closed(f *sim.Flow, _ sim.End) {
 	if f.Connected {
 		p.open.Remove(f.Server)

@@ -54,6 +54,7 @@ const (
 	TiesHome   Ties = "home"
 )
 
+// validate returns all parameters that are out of range or exclude each other.
 func (o *Own) validate() error {
 	if o.Choices > 0 && o.Candidates > 0 {
 		return fmt.Errorf("choices and candidates: only one of them can be set")
@@ -83,6 +84,7 @@ func newTally(c Count, change func(int32, float64)) tally {
 // its server.
 const stateBits = 2
 
+// mark stores a flow's state and server in the flow's mark.
 func mark(f *sim.Flow, state infer.State, server int32) {
 	f.Mark = uint32(state) | uint32(server)<<stateBits
 }
@@ -106,7 +108,8 @@ func (t *tally) placed(f *sim.Flow, server int32) {
 	}
 }
 
-// connected treats a flow that came from another balancer as placed.
+// connected notes the first acknowledgement of a flow, and counts the flow unless it counts from
+// its SYN. A flow that came from another balancer is first treated as placed.
 func (t *tally) connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -120,7 +123,8 @@ func (t *tally) connected(f *sim.Flow) {
 	}
 }
 
-// closed returns the server on which the flow was counted, and whether the flow was connected.
+// closed stops counting a flow. It returns the server on which the flow was counted, and whether
+// the flow was connected.
 func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
 	state, server := marked(f)
 	_, occupancy := state.Next(infer.End)
@@ -140,7 +144,7 @@ type byScore struct {
 	b        *sim.Balancer
 	own      *Own
 	weight   []float64      // by server, live or not
-	flows    []float64      // by server: the balancer's own
+	flows    []float64      // by server: the flows of this balancer
 	live     []bool         // by server
 	ranking  *infer.Ranking // by position
 	position []int32        // of each server, in the order for ties
@@ -205,7 +209,7 @@ func (p *byScore) reorder(order []int32) {
 	}
 }
 
-// rank brings a server's score up to date.
+// rank brings a server's score up to date. A server that is not live has an infinite score.
 func (p *byScore) rank(server int32) {
 	score := math.Inf(1)
 	if p.live[server] {
@@ -222,6 +226,9 @@ func (p *byScore) add(server int32, by float64) {
 	p.rank(server)
 }
 
+// Place offers the flow to the server with the best score: of all servers, or of those that choices
+// returns. Without a live server among them, it makes no offer. A random number breaks ties.
+// If ties are not random, the number is 0, and the first one of the best servers wins.
 func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	random := uint64(0)
 	if p.own.random() {
@@ -240,7 +247,8 @@ func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// choices returns the positions of the servers to choose from, or nil for all servers.
+// choices returns the positions of the servers to choose from: random ones, or the candidates of
+// the flow's bucket. It returns nil if the placement chooses from all servers.
 func (p *byScore) choices(f *sim.Flow) []uint16 {
 	row := p.row[:0]
 	switch {

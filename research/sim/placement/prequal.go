@@ -104,7 +104,8 @@ func (p *prequal) expire() {
 	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age.Seconds() })
 }
 
-// use uses an answer once, and adds the flow to its flows in flight.
+// use returns the server of an answer, and adds the new flow to the answer's flows in flight. It
+// removes the answer from the pool after its last use.
 func (p *prequal) use(at int) int32 {
 	a := &p.pool[at]
 	server := a.server
@@ -118,7 +119,7 @@ func (p *prequal) use(at int) int32 {
 // choose returns the index of the best answer, or of the worst one. Cold answers come first, in
 // the order of latencies. Hot answers follow, in the order of flows in flight.
 func (p *prequal) choose(worst bool) int {
-	hot, best := p.hot(), 0
+	hot, best := p.hot(), 0 // best is the index of the worst answer so far if worst is true
 	for i := range p.pool[1:] {
 		if p.pool[i+1].before(&p.pool[best], hot) != worst {
 			best = i + 1
@@ -138,7 +139,8 @@ func (a *answer) before(other *answer, hot int32) bool {
 	return a.latency < other.latency
 }
 
-// hot returns the number of flows in flight above which a server is hot.
+// hot returns the number of flows in flight above which a server is hot. Without answers, or with
+// quantile 1, no server is hot.
 func (p *prequal) hot() int32 {
 	n := min(p.seen, recentAnswers)
 	if n == 0 || p.m.Quantile == 1 {
@@ -150,7 +152,7 @@ func (p *prequal) hot() int32 {
 	return sorted[min(int(p.m.Quantile*float64(n)), n-1)]
 }
 
-// removeOne removes the oldest and the worst answer in turn.
+// removeOne removes one answer: the oldest, and the next time the worst.
 func (p *prequal) removeOne() {
 	if len(p.pool) == 0 {
 		return
@@ -190,7 +192,7 @@ func (p *prequal) reuse() int32 {
 	return int32(whole)
 }
 
-// MembershipChanged forgets servers that are not live.
+// MembershipChanged removes the answers of servers that are not live from the pool.
 func (p *prequal) MembershipChanged() {
 	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool {
 		_, ok := slices.BinarySearch(p.b.Live, a.server)

@@ -20,6 +20,7 @@ type roundRobin struct {
 	next int
 }
 
+// Place offers the flow to the next live server. Without live servers, it makes no offer.
 func (p *roundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	if len(p.b.Live) == 0 {
 		return

@@ -64,7 +64,7 @@ type territory struct {
 	method    *Territory
 	territory *infer.Territory
 	capacity  []float64 // by server, live or not
-	flows     []float64 // by server: the balancer's own
+	flows     []float64 // by server: the flows of this balancer
 	home      []int32   // the balancer's home servers
 	table     tableOf
 }
@@ -88,6 +88,8 @@ func (p *territory) add(server int32, by float64) {
 	p.territory.Add(server, by)
 }
 
+// Place offers the flow to the best server of the territory, or to the best of the bucket's
+// candidates. Without such a server, it makes no offer.
 func (p *territory) Place(f *sim.Flow, offer *sim.Offer) {
 	var best int32
 	if p.method.Candidates > 0 {
@@ -116,10 +118,12 @@ type learnedTerritory struct {
 	territory
 	learned  *infer.Capacities
 	interval float64
-	since    []float64 // by server: the time up to which had has recorded
-	known    []bool    // by server: whether it was live at the last change
+	since    []float64 // by server: the time of the last call of the method had
+	known    []bool    // by server: whether it was live at the last change of servers or balancers
 }
 
+// newLearnedTerritory returns a placement that takes all servers for equal until it has learned
+// their capacities.
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 	n := len(b.Servers)
 	p := &learnedTerritory{
@@ -175,6 +179,8 @@ func (p *learnedTerritory) had(server int32) {
 
 func (p *learnedTerritory) Interval() float64 { return p.interval }
 
+// Step records for how long each server has had its present flows, and learns from that. Then it
+// applies what was learned.
 func (p *learnedTerritory) Step() {
 	for s := range p.flows {
 		p.had(int32(s))
@@ -183,7 +189,7 @@ func (p *learnedTerritory) Step() {
 	p.apply()
 }
 
-// MembershipChanged forgets what was learned about servers that were not live meanwhile.
+// MembershipChanged forgets what was learned about servers that were not live before and are now.
 func (p *learnedTerritory) MembershipChanged() {
 	for _, s := range p.b.Live {
 		if !p.known[s] {

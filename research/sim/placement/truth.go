@@ -43,6 +43,8 @@ type byTruth struct {
 	drawn   [sim.MaxChain]int32
 }
 
+// Place offers the flow to the cheapest of the live servers, or of some random ones. Without live
+// servers, it makes no offer.
 func (p *byTruth) Place(f *sim.Flow, offer *sim.Offer) {
 	servers := p.b.Live
 	if p.choices > 0 {
@@ -110,7 +112,8 @@ type Oracle struct {
 	Whole bool `yaml:"whole"`
 }
 
-// New implements sim.Method.
+// New implements sim.Method. The cost of a server is the time until it would have done its work and
+// that of the new flow.
 func (m *Oracle) New(b *sim.Balancer) (sim.Placement, error) {
 	return &byTruth{b: b, choices: m.Choices, cost: func(f *sim.Flow, s int32) float64 {
 		next := b.World.Next(f)

@@ -37,11 +37,14 @@ type twf struct {
 	lottery lottery
 }
 
+// Step estimates how many flows all balancers will place until the next poll: as many as this
+// balancer has placed since the last poll, times the number of balancers. Then it polls.
 func (p *twf) Step() {
 	p.coming, p.placed = float64(p.placed*len(p.b.Peers)), 0
 	p.poll.Step()
 }
 
+// Probed stores the queue of a polled server.
 func (p *twf) Probed(server int32, load sim.Load) {
 	p.queue[server] = float64(load.Open)
 	p.stale = true
@@ -49,6 +52,8 @@ func (p *twf) Probed(server int32, load sim.Load) {
 
 func (p *twf) MembershipChanged() { p.stale = true }
 
+// Place draws a server. It first computes the probabilities again if a queue or the servers have
+// changed.
 func (p *twf) Place(_ *sim.Flow, offer *sim.Offer) {
 	if p.stale {
 		p.fill()
@@ -75,7 +80,7 @@ func (p *twf) level(water float64) float64 {
 	slices.SortFunc(p.order, func(a, b int32) int { return cmp.Compare(p.queue[a], p.queue[b]) })
 	sum, level := water, 0.0
 	for i, s := range p.order {
-		if i > 0 && p.queue[s] >= level {
+		if i > 0 && p.queue[s] >= level { // the water does not reach this queue
 			break
 		}
 		sum += p.queue[s]

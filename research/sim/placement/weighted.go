@@ -65,7 +65,8 @@ func (l *lottery) set(servers []int32, weight func(server int32) float64) {
 	}
 }
 
-// draw returns the server for a number in [0, 1), or -1 if there is none.
+// draw returns the server for a number x from 0 to 1, or -1 if there is no server. If x is random,
+// the probabilities of the servers are in proportion to their weights.
 func (l *lottery) draw(x float64) int32 {
 	if len(l.servers) == 0 {
 		return -1
@@ -144,8 +145,9 @@ func (p *awcmp) Probed(server int32, load sim.Load) {
 	p.stale = true
 }
 
+// Place gives changed weights to the lottery first.
 func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
-	if p.stale {
+	if p.stale { // MembershipChanged sets the lottery with the present weights
 		p.MembershipChanged()
 		p.stale = false
 	}
@@ -177,7 +179,8 @@ func (f Formula) weight(load sim.Load) float64 {
 	return feedback(load)
 }
 
-// New implements sim.Method.
+// New implements sim.Method. The first weights are the capacities, and the first turns are random,
+// so that balancers do not all begin at the same server.
 func (m *WeightedRoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
 	p := &weightedRoundRobin{
 		poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b),
@@ -199,7 +202,7 @@ type weightedRoundRobin struct {
 	formula Formula
 	weight  []float64
 	turn    []float64 // by server: its next turn
-	now     float64   // the last turn that a server took
+	now     float64   // the latest turn that a server has taken
 }
 
 // Place takes the server whose turn comes first.
@@ -217,7 +220,8 @@ func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// Probed keeps the remaining share of the time to a server's next turn.
+// Probed stores a server's new weight. The time that is left to its next turn changes in inverse
+// proportion to the weight.
 func (p *weightedRoundRobin) Probed(server int32, load sim.Load) {
 	left := (p.turn[server] - p.now) * p.weight[server]
 	p.weight[server] = p.formula.weight(load)
@@ -252,6 +256,7 @@ type twos struct {
 	lottery         lottery
 }
 
+// Place draws two servers, which may be the same one. Without live servers, it makes no offer.
 func (p *twos) Place(f *sim.Flow, offer *sim.Offer) {
 	s, other := p.lottery.draw(p.b.Rand.Float()), p.lottery.draw(p.b.Rand.Float())
 	if s < 0 {

@@ -13,10 +13,11 @@ import "math"
 // Sharing is a set of processors that all jobs share: each of n jobs on k processors of speed v is
 // served at the speed v·min(1, k/n).
 //
-// All jobs have the same speed. So the work that one job would have received since the processors
-// were last idle, the virtual time, tells when each job ends: it has received its work since it was
-// added. A change of the speed, or of the number of jobs, changes the speed of virtual time, and no
-// job's place in the order of ends.
+// All jobs are served at the same speed. The virtual time is the work that a job would have
+// received if it had been served since the processors were last idle. A job ends when the virtual
+// time has advanced by the job's work since the job was added. A change of the speed, or of the
+// number of jobs, changes the speed of virtual time. It does not change the order in which jobs
+// end.
 type Sharing[Job any] struct {
 	processors int32
 	speed      float64
@@ -56,6 +57,8 @@ func (s *Sharing[Job]) virtualAt(now float64) float64 {
 	return s.virtual + (now-s.since)*s.rate()
 }
 
+// advance brings the virtual time up to now. It is called before a change of the speed, or of
+// the number of jobs.
 func (s *Sharing[Job]) advance(now float64) {
 	s.virtual, s.since = s.virtualAt(now), now
 }

@@ -70,7 +70,7 @@ func NewStation[Job any](c Config) *Station[Job] {
 		speed: c.Speed, limit: math.MaxInt, inService: NewSharing[Job](int32(c.Cores), c.Speed),
 	}
 	if c.Discipline == FIFO {
-		// Of so few jobs, each has a processor to itself.
+		// With no more jobs in service than cores, each job has a core to itself.
 		s.limit = c.Cores
 	}
 	return s

@@ -28,7 +28,8 @@ type target struct {
 	of   []int32
 }
 
-// events reads the events of a case, and leaves it to consequences to replay them.
+// events reads the events of a case into its configuration. It also adds a later check, which
+// replays the events to find those that change nothing.
 func (m *merger) events(r *RunnableCase) {
 	events, path := section[*[]Event](m, "Events")
 	if events == nil {
@@ -57,7 +58,8 @@ func (m *merger) events(r *RunnableCase) {
 	m.later = append(m.later, func() { m.replay(r, all) })
 }
 
-// event reads an event.
+// event reads an event, which must have exactly one kind. It reports what is wrong, and
+// returns what it could read.
 func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	m.require(e.At != nil, path+".at", "is required")
 	h := happening{at: given(e.At, 0)}
@@ -98,7 +100,8 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	return h
 }
 
-// targets resolves the names of balancers, or of servers and groups.
+// targets resolves the names in an event of the given kind: of balancers, or of servers and groups.
+// It reports an unknown name, which then stands for nothing.
 func (m *merger) targets(path string, names []string, kind sim.EventKind, r *RunnableCase) []target {
 	m.require(len(names) > 0, path, "at least one is required")
 	var targets []target
@@ -187,7 +190,8 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 	}
 }
 
-// inCase names the case if only this case makes the file's section wrong.
+// inCase returns words that name the case, for a problem in a section of the file that cases share.
+// It returns nothing if the file has no cases, or if the path is in the case itself.
 func (m *merger) inCase(path string, r *RunnableCase) string {
 	if m.path == "" || strings.HasPrefix(path, m.path+".") {
 		return ""
@@ -228,7 +232,7 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	return ""
 }
 
-// useAdded marks as used the fields absent of the servers and balancers that an event adds.
+// useAdded marks the fields absent of the servers and balancers that an event adds as used.
 func (m *merger) useAdded(r *RunnableCase) {
 	_, servers := section[*[]Servers](m, "Servers")
 	balancers, path := section[*Balancers](m, "Balancers")

@@ -81,9 +81,9 @@ func metric(name string) (value func(*sim.Result) float64, time int) {
 	return metrics[name], time
 }
 
-// assertion adds a condition of the file.
+// assertion adds an assertion of the file to the result, or reports what is wrong with it.
 func (b *builder) assertion(path string, a Assertion) {
-	text := a.Holds + a.Fails
+	text := a.Holds + a.Fails // one of them is empty
 	if (a.Holds == "") == (a.Fails == "") {
 		b.failf(path, "must have one of holds and fails")
 		return
@@ -108,7 +108,7 @@ var word = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_.+-]*|[0-9][0-9A-Za-zµ.]*|<=
 type parser struct {
 	words []string
 	cases []RunnableCase
-	bare  bool
+	bare  bool // a metric without a case has been read
 }
 
 // next returns the next word. It is empty at the end.
@@ -144,14 +144,15 @@ func (p *parser) found() string {
 	return strconv.Quote(p.next())
 }
 
-// condition reads a whole condition.
+// condition reads a whole condition, and returns the function that judges it. Both sides must have
+// the same unit, and at least one of them must have a metric.
 func (p *parser) condition() (comparison, error) {
 	left, err := p.sum()
 	if err != nil {
 		return nil, err
 	}
 	op := p.accept("<", "<=", ">", ">=", "within")
-	var within float64
+	var within float64 // percent; only for the operator within
 	switch op {
 	case "":
 		return nil, fmt.Errorf("expected <, <=, >, >= or within, found %s", p.found())
@@ -246,7 +247,8 @@ func (p *parser) chain(operand func() (expression, error), operators ...string) 
 	return left, err
 }
 
-// combine returns the expression of an operator and its operands.
+// combine returns the expression of an operator and its operands. For + and -, both operands must
+// have the same unit.
 func combine(left expression, op string, right expression) (expression, error) {
 	e := expression{time: left.time, about: left.about || right.about}
 	l, r := left.value, right.value
@@ -268,7 +270,7 @@ func combine(left expression, op string, right expression) (expression, error) {
 	return e, nil
 }
 
-// factor reads a factor of the grammar.
+// factor reads a factor of the grammar: a number, a duration, a metric, or a sum in parentheses.
 func (p *parser) factor() (expression, error) {
 	w := p.next()
 	if w == "" {
@@ -301,7 +303,8 @@ func constant(x float64, time int) expression {
 	return expression{value: func(results) float64 { return x }, time: time}
 }
 
-// ofCase reads the case in parentheses after a metric, if there is one.
+// ofCase reads the case in parentheses after a metric, if there is one. It returns a function that
+// reads the metric from the results of that case, or without one from those of the current case.
 func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
 		p.bare = true

@@ -29,7 +29,8 @@ type Case struct {
 	Sections
 }
 
-// Assertion is a condition (see parseCondition). One of the two fields is set.
+// Assertion is a condition that must hold, or one that is known to fail. One of the two fields has
+// the condition, and the other is empty. See type expression for the grammar.
 type Assertion struct {
 	Holds string `yaml:"holds"`
 	Fails string `yaml:"fails"`
@@ -57,7 +58,7 @@ type Servers struct {
 	CPUs  *int32 `yaml:"cpus"` // number of processors, default 1
 	// Seconds of work that a processor does in a second, default 1.
 	Speed      *float64 `yaml:"speed"`
-	IOSpeed    *float64 `yaml:"io-speed"`   // the same for the IO queue
+	IOSpeed    *float64 `yaml:"io-speed"`   // seconds of work that the IO queue does in a second
 	Discipline string   `yaml:"discipline"` // fifo or processor-sharing; default fifo
 	Workers    *int32   `yaml:"workers"`    // for processor-sharing; default: no limit
 	// Backlog is the maximum number of waiting flows, or unlimited. The default is 64.
@@ -159,7 +160,8 @@ type Point struct {
 
 // Trace has arrivals from a file.
 type Trace struct {
-	// File is relative to the directory of the scenario. It is compressed if its name ends with .gz.
+	// File is relative to the directory of the scenario. It is compressed if its name ends with
+	// .gz.
 	File string `yaml:"file"`
 	// Factor by which the trace is faster than its recording, default 1.
 	Speed *float64 `yaml:"speed"`
@@ -175,7 +177,8 @@ type Job struct {
 	Match string `yaml:"match"`
 	Work
 	Stages []Stage `yaml:"stages"`
-	// Idle is how long the client keeps the connection open after the response; default: it does not.
+	// Idle is how long the client keeps the connection open after the response; default: it does
+	// not.
 	Idle *Distribution `yaml:"idle"`
 }
 
@@ -203,7 +206,7 @@ type Measure struct {
 	Duration    *time.Duration `yaml:"duration"`
 	// Share of the arrivals at the beginning that is not measured.
 	Warmup   float64 `yaml:"warmup"`
-	Cooldown float64 `yaml:"cooldown"` // the same for the end
+	Cooldown float64 `yaml:"cooldown"` // share of the arrivals at the end that is not measured
 }
 
 // Placement is the name of a placement, or a mapping from the name to its parameters.
@@ -229,7 +232,7 @@ type Event struct {
 	Speed        *Speed         `yaml:"speed"`
 	BalancerAdd  []string       `yaml:"balancer-add"`
 	BalancerFail []string       `yaml:"balancer-fail"`
-	// Detect is the time until balancers know that a server was added or has failed.
+	// Detect is the time until balancers know that a server was added, drained or has failed.
 	Detect time.Duration `yaml:"detect"`
 }
 

@@ -43,12 +43,13 @@ func (m *merger) fromTrace() bool {
 	return arrivals != nil && (arrivals.Wikibench != nil || arrivals.Queries != nil)
 }
 
-// drawn tells whether a job has a share, so that the class of a flow can be drawn.
+// drawn tells whether a job has a positive share, so that the class of a flow can be drawn.
 func drawn(c *sim.Config) bool {
 	return slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 })
 }
 
-// job reads a job.
+// job reads a job. Without a list of stages, the job itself describes its only stage. The share of
+// a job that captures is 0, because its flows cannot be drawn.
 func (m *merger) job(path string, j *Job) sim.Job {
 	job := sim.Job{Name: j.Name, Share: 1}
 	if j.captures() {
@@ -149,6 +150,7 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 // distribution reads a distribution, of which exactly one field must be set. instead lists other
 // fields of the section that may be set in place of a distribution, for the error.
 func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
+	// If a field has a problem, the number of distributions is not reported as another one.
 	before := len(m.errs)
 	var all []sim.Distribution // one for each field that is set
 	positive := func(name string, t time.Duration) float64 {
@@ -189,6 +191,8 @@ func (m *merger) distribution(path string, d *Distribution, instead ...string) s
 	return all[0]
 }
 
+// lognormal reads a lognormal distribution, which has either a median and sigma, or a mean and a
+// deviation.
 func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
 	positive := func(name string, t time.Duration) float64 {
 		m.require(t > 0, path+"."+name, "must be positive")
@@ -206,7 +210,7 @@ func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
 	return sim.Distribution{}
 }
 
-// values reads a file with observed times.
+// values reads a file with observed times: a number of seconds in each line.
 func (m *merger) values(path, name string) sim.Distribution {
 	text, err := os.ReadFile(m.file(name))
 	if err != nil {
@@ -253,6 +257,7 @@ func (m *merger) arrivals(c *sim.Config) {
 	}
 }
 
+// poisson reads Poisson arrivals. It computes the rate from the load if the file has a load.
 func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	m.require(given(p.Rate, 1) > 0, path+".rate", "must be positive")
 	m.require(given(p.Load, 1) > 0, path+".load", "must be positive")
@@ -308,7 +313,7 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	}
 	trace := sim.Trace{
 		File: m.file(t.File), Format: format, Speed: given(t.Speed, 1),
-		Classes: m.classes(), MustMatch: !drawn(c),
+		Classes: m.classes(), MustMatch: !drawn(c), // a class can only be drawn by shares
 	}
 	if _, err := os.Stat(trace.File); err != nil {
 		m.failf(path+".file", "%v", err)
@@ -323,7 +328,7 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	return trace
 }
 
-// speed returns the speed at which a trace causes the given load.
+// speed reads the whole trace, and returns the speed at which it causes the given load.
 func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace) float64 {
 	extent, err := trace.Extent()
 	if err != nil {
@@ -344,7 +349,8 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 	return load * c.Capacity() * extent.Seconds / work
 }
 
-// classes returns the patterns of the jobs. A class without a valid pattern has nil.
+// classes returns the patterns of the jobs, and marks them as used. A job without a valid pattern
+// has the pattern nil.
 func (m *merger) classes() []sim.TraceClass {
 	section, path := section[*[]Job](m, "Jobs")
 	jobs := given(section, nil)

@@ -74,8 +74,8 @@ func (b *builder) mustUse(path, problem string) { b.unused[path] = problem }
 func (b *builder) use(path string) { b.used[path] = true }
 
 // consequences reports problems that may be only consequences of other problems. So it runs only if
-// there are no others. Such a problem is a part of the file that no case uses: it has no effect, so
-// it is likely a mistake.
+// there are no others. First it makes the later checks. If they find nothing, it reports each part
+// of the file that no case uses: such a part has no effect, so it is likely a mistake.
 func (b *builder) consequences() {
 	for _, check := range b.later {
 		check()
@@ -125,7 +125,8 @@ func (b *builder) scenario(f *File) {
 	}
 }
 
-// runnable adds a case.
+// runnable reads the sections of a case, and adds the case to the result. A later check prepares a
+// run of the case.
 func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m := merger{
 		builder: b, path: path,
@@ -186,7 +187,8 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// servers reads the groups of servers.
+// servers reads the groups of servers, and adds the servers of each group to the case. It also
+// checks that names are distinct, and that servers and processors are not too many.
 func (m *merger) servers(r *RunnableCase) {
 	section, path := section[*[]Servers](m, "Servers")
 	groups := given(section, nil)
@@ -230,7 +232,7 @@ const (
 	MostRuns = 10000
 )
 
-// server returns a server of a group.
+// server returns what all servers of a group have in common. It reports fields that are wrong.
 func (m *merger) server(path string, g *Servers) sim.Server {
 	s := sim.Server{
 		CPUs: given(g.CPUs, 1), Speed: given(g.Speed, 1), IOSpeed: given(g.IOSpeed, 1),
@@ -261,6 +263,8 @@ func (m *merger) server(path string, g *Servers) sim.Server {
 
 const mostBalancers = 256
 
+// balancers reads the balancers of a case: their number, their shares, and which are absent at
+// first. Without a number of balancers, it is that of the shares, and 1 without shares.
 func (m *merger) balancers(c *sim.Config) {
 	section, path := section[*Balancers](m, "Balancers")
 	if section == nil {
@@ -300,6 +304,7 @@ func (m *merger) balancer(path, name string, n int) int32 {
 	return int32(number - 1)
 }
 
+// flowTable reads the limit of the flow table. An empty section sets no limit.
 func (m *merger) flowTable(c *sim.Config) {
 	table, path := section[*FlowTable](m, "FlowTable")
 	if table == nil || *table == (FlowTable{}) {
@@ -311,6 +316,8 @@ func (m *merger) flowTable(c *sim.Config) {
 	c.FlowTable = sim.FlowTable{Buckets: buckets, Ways: ways}
 }
 
+// network reads the delays of packets. A part of the path that the file does not name keeps no
+// delay.
 func (m *merger) network(c *sim.Config) {
 	n, path := section[*Network](m, "Network")
 	if n == nil {
@@ -332,6 +339,8 @@ func (m *merger) network(c *sim.Config) {
 	}
 }
 
+// clients reads what clients do: their timeout, what happens if a backlog is full, and the flood.
+// It checks the flood later, because only the placement tells whether there is a policy.
 func (m *merger) clients(c *sim.Config) {
 	clients, path := section[*Clients](m, "Clients")
 	if clients == nil {
@@ -355,6 +364,8 @@ func (m *merger) clients(c *sim.Config) {
 	}
 }
 
+// measure reads when the arrivals end, and which flows are measured. Only a trace needs no such
+// section, because it has an end.
 func (m *merger) measure(c *sim.Config) {
 	measure, path := section[*Measure](m, "Measure")
 	if measure == nil {
@@ -372,6 +383,7 @@ func (m *merger) measure(c *sim.Config) {
 	m.require(c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1, path+".cooldown", "must be 0 to less than 1, together with warmup")
 }
 
+// placement reads the placement, which may bring a policy of the servers.
 func (m *merger) placement(r *RunnableCase) {
 	p, path := section[*Placement](m, "Placement")
 	if p == nil || p.Spec == nil {

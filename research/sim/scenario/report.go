@@ -70,7 +70,7 @@ type Quantities struct {
 	InstantFairness Estimate `json:"instant-fairness"`
 }
 
-// GroupReport describes the use of the servers of a group. Each server counts the same.
+// GroupReport describes the use of the servers of a group.
 type GroupReport struct {
 	Name        string   `json:"group"`
 	Connections Estimate `json:"connections"` // sum over the servers of the group in a run
@@ -216,6 +216,7 @@ func failed(r *sim.Result) sim.Estimate {
 	return sim.Estimate{Value: 1 - completed.Value, Half: completed.Half}
 }
 
+// quantities returns all quantities of a result. The maximum and the deviation have no interval.
 func quantities(r *sim.Result) Quantities {
 	return Quantities{
 		Mean:            estimate(r.Mean()),
@@ -256,6 +257,8 @@ func series(r *sim.Result, every time.Duration) (all []Interval) {
 	return all
 }
 
+// report returns the results of a case: for all servers, for each group, for each server, and for
+// each interval of length every.
 func (c *RunnableCase) report(r *sim.Result, every time.Duration) CaseReport {
 	report := CaseReport{
 		Name: c.Name, Flows: r.Flows(), Quantities: quantities(r), Series: series(r, every),
@@ -279,6 +282,8 @@ func connections(u *sim.ServerUse) float64 { return float64(u.Connections) }
 func utilisation(u *sim.ServerUse) float64 { return u.Utilisation }
 func open(u *sim.ServerUse) float64        { return u.Open }
 
+// groupReport sums up the use of the servers of a group. Connections are summed over the servers.
+// Utilisation and open flows are means over the servers.
 func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
 	n := 0.0
 	for s := range c.Config.Servers {
@@ -286,7 +291,7 @@ func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
 			n++
 		}
 	}
-	// sum returns the sum of a quantity over the servers of the group, divided by a number.
+	// sum returns the sum of a quantity over the servers of the group, divided by the number by.
 	sum := func(quantity func(*sim.ServerUse) float64, by float64) Estimate {
 		return estimate(r.Estimate(func(run *sim.RunResult) float64 {
 			sum := 0.0
