@@ -52,7 +52,9 @@ func (b *Balancer) saveGenerations() {
 	b.noteSave(err)
 }
 
-// noteSave tells once why the generations are not saved, and when they are again.
+// noteSave reports and logs why the generations were not saved, unless the reason is that of the
+// last time. It also reports that they are saved again. Events tell only the first failure and the
+// next success.
 func (b *Balancer) noteSave(err error) {
 	problem := ""
 	if err != nil {

@@ -114,7 +114,8 @@ func (b *Balancer) applyHops() {
 	b.admit()
 }
 
-// applyHopsOf is applyHops for a service, until admit.
+// applyHopsOf writes the next hops of a service's members. If that changes the causes of a member,
+// or whether it has had a route of its own, the service becomes stale: admit must look at it again.
 func (b *Balancer) applyHopsOf(name string) {
 	for _, m := range b.services.byName[name].members {
 		causes, routed := b.services.causes(m), m.routed
@@ -125,11 +126,14 @@ func (b *Balancer) applyHopsOf(name string) {
 	}
 }
 
-// applyHop writes the next hop of a member, and sets the causes that follow from it.
+// applyHop writes the next hop of a member, and sets the causes that follow from it. If the
+// resolver has no next hop for the member, applyHop clears the one in the table, but not before
+// this process has attached the data path. If the interface cannot get a port number, nothing
+// changes.
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]
-	m.setReason(dataplane.Unresolved, true, b.problems[to])
+	m.setReason(dataplane.Unresolved, true, b.problems[to]) // empty if the member has a next hop
 	if !ok {
 		if b.attached {
 			b.plane.Servers.ClearNextHop(m.slot)

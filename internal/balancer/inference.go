@@ -25,7 +25,7 @@ const sampleInterval = 20 * time.Millisecond
 // process ends, and the next process continues with the last estimates.
 //
 // The goroutine in run samples counters and computes prices. Other goroutines may call all other
-// methods. Only they change which servers there are.
+// methods. Only these methods change which servers there are.
 type inference struct {
 	log    *slog.Logger
 	plane  *dataplane.Plane
@@ -107,7 +107,8 @@ func (in *inferred) sample(loads *dataplane.LoadTable, now time.Time) {
 	}
 }
 
-// since returns the time from one moment to another in seconds. From the zero time on it is 0.
+// since returns the time from one moment to another in seconds. If the first one is the zero time,
+// it returns 0.
 func since(then, now time.Time) float64 {
 	if then.IsZero() {
 		return 0
@@ -161,6 +162,7 @@ func (n *inference) save(in *inferred) error {
 func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	at := slices.Index(in.suspects, server)
 	about := []any{"service", in.name, "server", server}
+	// Each of these factors is 1 while the server seems well in this respect, and higher otherwise.
 	switch isSuspect := r.NoAnswers*r.SilentFlows > 1; {
 	case isSuspect == (at >= 0): // nothing has changed
 	case isSuspect && r.NoAnswers >= r.SilentFlows:
@@ -179,7 +181,8 @@ func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	}
 }
 
-// logProblem logs an error once, until there is none any more.
+// logProblem logs an error, unless it has the text of the error of the last call. A call with nil
+// ends this, so that the same error is logged again.
 func (n *inference) logProblem(err error) {
 	problem := ""
 	if err != nil {

@@ -86,7 +86,7 @@ func (b *Balancer) prepare(
 }
 
 // start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
-// first update.
+// first update. If the context ends before that, start returns nil, and nothing is attached.
 func (b *Balancer) start(ctx context.Context) error {
 	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 	// It starts at the resolver's first update. Before that update, no next hop can be known.

@@ -87,8 +87,9 @@ func (l *Loader) settle(places []Place) error {
 	return RemoveFilters(l.Instance, ifindexes...)
 }
 
-// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than
-// 6.6.
+// attachTC runs a program at a hook for TC. If an earlier process has left a tcx link for the
+// place, the link gets the new program. Otherwise attachTC makes a tcx link. If the kernel has no
+// tcx, because it is older than 6.6, attachTC adds a filter of the queueing discipline clsact.
 func (l *Loader) attachTC(t *Takeover, place Place) error {
 	if l.unpinned[place.Hook] != nil {
 		return nil // this process has attached it already
@@ -152,7 +153,7 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	if err != nil {
 		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
-	err = t.UpdateLink(prog, ifindex, pin)
+	err = t.UpdateLink(prog, ifindex, pin) // the mode of the link stays
 	if err == nil && modeOf(iface) == Generic {
 		return Attached{Generic, errKept}, nil
 	}
@@ -295,8 +296,8 @@ func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	return nil
 }
 
-// PinLink pins a new link of a program, and closes it when the takeover ends. A link that is pinned
-// there already works until then.
+// PinLink pins a new link of a program, and closes it when the takeover ends. Undo detaches it. A
+// link that is pinned there already works until the takeover ends.
 func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
 	t.held = append(t.held, l)
 	t.OnUndo(l.Detach)

@@ -96,7 +96,7 @@ type Counters struct {
 type Estimator struct {
 	settings   Settings
 	servers    []server
-	home       []int32     // servers whose home is this balancer
+	home       []int32     // indexes of the servers whose home is this balancer
 	capacities *Capacities // of territories
 	usual      bounds      // of learned capacities
 	speeds     *Speeds     // of HLB
@@ -173,11 +173,12 @@ func NewEstimator(s Settings) (*Estimator, error) {
 // UsesDurations tells whether Step needs the durations of flows (Observe).
 func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
 
-// Arrange sets the servers and the balancers. What was learned of a server stays while each list
-// has its name. The weights are those of the configuration: 0 is a server that takes no new flows.
-// Without balancers, or if there is only this one, all servers have their home here. A new server
-// gets a slow start, unless there were no servers before. Arrange fails, and changes nothing, if
-// names are not unique, a weight is negative or not finite, or self is not one of the balancers.
+// Arrange sets the servers and the balancers. What was learned of a server stays if the servers of
+// the last Arrange have its name too. The weights are those of the configuration: 0 is a server
+// that takes no new flows. Without balancers, or if there is only this one, all servers have their
+// home here. A new server gets a slow start, unless there were no servers before. Arrange fails,
+// and changes nothing, if names are not unique, a weight is negative or not finite, or self is not
+// one of the balancers.
 func (e *Estimator) Arrange(members []Member, balancers []string, self string) error {
 	if len(balancers) == 0 {
 		balancers = []string{self}
@@ -234,7 +235,8 @@ func checkBalancers(balancers []string, here int) error {
 	return nil
 }
 
-// origins returns the present index of each member, or -1 if it is new.
+// origins returns, for each member, the index that the server of its name has had since the last
+// Arrange, or -1 if the member is new.
 func (e *Estimator) origins(members []Member) []int32 {
 	index := make(map[string]int32, len(e.servers))
 	for i := range e.servers {
@@ -302,7 +304,9 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 	s.since.add(&c, &last)
 	if e.capacities == nil || s.aftermath > 0 {
-		return // flows that are not served do not show the capacity
+		// If capacities are learned, the server is ill, or was ill until recently. Flows that are
+		// not served do not show the capacity.
+		return
 	}
 	e.capacities.Had(int32(server), count(c.Established), seconds)
 	for i, n := range c.Ended {
@@ -396,6 +400,7 @@ func (e *Estimator) Restart(server int) {
 	e.setPrice(server)
 }
 
+// setPrices sets the prices of all servers from the present state.
 func (e *Estimator) setPrices() {
 	if e.settings.Kind.IsPolled() {
 		e.comparePolled()
@@ -405,6 +410,8 @@ func (e *Estimator) setPrices() {
 	}
 }
 
+// setPrice sets the price of a server from the present state. Slow start and suspicion multiply its
+// unit.
 func (e *Estimator) setPrice(server int) {
 	s := &e.servers[server]
 	unit, extra := e.base(server)
@@ -418,7 +425,9 @@ func (e *Estimator) setPrice(server int) {
 	s.price.Stale = s.stale
 }
 
-// base returns the unit of a server without slow start and suspicion, and the extra delay.
+// base returns the unit of a server without slow start and suspicion, and its extra delay. The unit
+// is the inverse of the server's capacity or weight, whichever the kind has. It is infinite for a
+// server that takes no new flows.
 func (e *Estimator) base(server int) (unit, extra float64) {
 	s := &e.servers[server]
 	switch {
@@ -434,10 +443,10 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 		unit = 1
 	case e.settings.Kind == SED:
 		unit = e.numerator / s.Weight
-	default:
+	default: // TerritoryConfigured
 		unit = 1 / s.Weight
 	}
-	if s.away { // a territory
+	if s.away { // only in a territory
 		extra = e.capacities.Wait(int32(server))
 	}
 	return unit, extra

@@ -79,8 +79,8 @@ func (n loadNumbers) current() (unconfirmed, established uint32) {
 	return uint32(max(0, n.unconfirmed())), uint32(max(0, n.established))
 }
 
-// numbers reads the numbers of a slot. Packets can change the other words after the first one is
-// read.
+// numbers reads the numbers of a slot. It reads three words one after the other, and packets can
+// change them meanwhile.
 func (t *LoadTable) numbers(slot uint32) loadNumbers {
 	load := &t.loads[slot]
 	// The low half of the word is the number of established flows, and the high half is that of
@@ -153,8 +153,8 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 }
 
 // Try gives the slot's server a number of trials: as soon as it is ranked again, it gets at least
-// this number of the next flows. The number 0 ends all trials. Packets may take trials at the same
-// time.
+// this number of the next flows. If it has more trials left, it keeps them. The number 0 ends all
+// trials. Packets may take trials at the same time: if one does, Try changes nothing.
 func (t *LoadTable) Try(slot, flows uint32) {
 	trials := &t.loads[slot].Trials
 	if left := atomic.LoadInt32(trials); flows == 0 || left < int32(flows) {
@@ -184,8 +184,8 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 	return score
 }
 
-// forgetLoad removes the trials of the slot's server, and the sample of durations: the server was
-// removed, and is added again.
+// forgetLoad removes the trials of the slot's server, and its sample of durations. It is for a
+// removed server that is added again while it still has its slot.
 func (p *Plane) forgetLoad(slot uint32) error {
 	if p.backup != nil {
 		if err := p.backup.keepCounters(slot); err != nil {

@@ -231,7 +231,7 @@ func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
-// List is Brief with nothing but the services and the flow table.
+// List is Brief, but the snapshot has only the services and the flow table.
 func (v *View) List(wanted func(service string) bool) (s *Snapshot, err error) {
 	s = &Snapshot{}
 	counts := v.tables.FlowCounts.Read()
@@ -242,6 +242,7 @@ func (v *View) List(wanted func(service string) bool) (s *Snapshot, err error) {
 	return s, err
 }
 
+// removedVIPs reads the VIPs that have lost their last service, and their counters.
 func (v *View) removedVIPs() ([]RemovedVIP, error) {
 	all, err := v.tables.RemovedVIPs()
 	if err != nil {
@@ -254,7 +255,8 @@ func (v *View) removedVIPs() ([]RemovedVIP, error) {
 	return removed, nil
 }
 
-// addReasons moves the reasons of conditions from the record of the process to the servers.
+// addReasons moves the reasons of conditions from the record of the process to the servers. It
+// drops the reason of a condition that the server no longer has.
 func (s *Snapshot) addReasons() {
 	if s.Configuration == nil {
 		return
@@ -320,7 +322,8 @@ func readInside(instance string) (*datapath.Attachment, error) {
 	return &datapath.Attachment{}, nil
 }
 
-// RatesSince sets the rates since an earlier snapshot of the same instance.
+// RatesSince sets the rates since an earlier snapshot of the same instance, and the shares of
+// servers in the placed flows. A server that the earlier snapshot does not have counts from 0.
 func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
 	before := map[serverLabel]*ServerState{}
@@ -448,7 +451,8 @@ func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.S
 	return nil
 }
 
-// serverNames reads the names of the servers of one or more services, and perhaps of others.
+// serverNames reads the names of all servers, by slot. For a single service, it reads only the
+// names of this service's servers, which is faster.
 func (v *View) serverNames(services map[string]*ServiceState) (map[uint32]dataplane.ServerName, error) {
 	if len(services) == 1 {
 		for name, service := range services {

@@ -228,7 +228,9 @@ const (
 	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
 )
 
-// describe stores a decision, and the frame that would be sent, in the trace.
+// describe stores a decision in the trace. The frame that would be sent shows the source address of
+// a tunnel. Without a service, describe stores only the reason. If the packet goes to no server,
+// it leaves out the course, the server, the next hop and the encapsulation.
 func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	t.Reason = v.tables.Reasons[d.Reason]
 	if d.HasService == 0 {
@@ -245,6 +247,7 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 		return err
 	}
 	all, isComplete := segmentsOf(d)
+	// isBeyond tells that the table of servers has no such slot.
 	isBeyond := func(at dataplane.DecidedSegment) bool { return !v.tables.Servers.Has(at.Server) }
 	if len(all) == 0 || slices.ContainsFunc(all, isBeyond) {
 		return nil
@@ -449,6 +452,7 @@ func (v *View) describeOrder(placed *dataplane.DecidedPlacement) (*TracedOrder, 
 	return order, nil
 }
 
+// orderedServer returns a server with its last report, without an estimate.
 func (v *View) orderedServer(slot uint32) (s OrderedServer, err error) {
 	s.Server = v.serverName(slot)
 	s.Report, err = v.lastReport(slot)
@@ -499,7 +503,10 @@ func (e *TracedEncapsulation) readSource(sent []byte) {
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
 }
 
-// describeEncapsulation describes the encapsulation of a packet of a flow.
+// describeEncapsulation describes the encapsulation of a packet of a flow, which visits the servers
+// of all. With GRE and IPIP, the packet goes from the balancer's address to the first of them. With
+// SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address, and
+// the last segment is the VIP.
 func (v *View) describeEncapsulation(
 	d *dataplane.Decision, flow dataplane.Flow, all []dataplane.DecidedSegment,
 ) *TracedEncapsulation {
