@@ -65,7 +65,8 @@ func (r *Responder) Run(ctx context.Context) {
 	})
 }
 
-// answer returns the answer to a datagram, or nil if there is none.
+// answer returns the answer to a datagram. If the load of the service is not known, the answer says
+// so. The result is nil if the datagram is no request with a right tag, or if there are no keys.
 func (r *Responder) answer(b []byte) []byte {
 	r.received.Add(1)
 	keys := r.keys.Load()

@@ -96,7 +96,7 @@ type SideObjects struct {
 // SetHost describes the interface to the programs on it: which frames are for this host, and how
 // frames are sent back. SetHost returns an error if a variable cannot be written.
 func (s *Side) SetHost(link nexthop.Link) error {
-	hairpin := uint32(0)
+	hairpin := uint32(0) // the interface cannot send by XDP_TX
 	if hairpins(link) {
 		hairpin = uint32(link.Index)
 	}

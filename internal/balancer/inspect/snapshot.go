@@ -83,8 +83,8 @@ type ServiceState struct {
 	// Refuses tells whether new flows are refused because all servers that are not drained have
 	// failed.
 	Refuses bool `json:"refuses"`
-	// Ignored are the causes of servers that get new flows nevertheless, because each server that
-	// is not drained has a cause.
+	// Ignored are the causes of servers that get new flows nevertheless: all servers that are not
+	// drained have a cause, or probes find more servers unfit than they may exclude.
 	Ignored []Condition    `json:"ignored"`
 	Servers []*ServerState `json:"servers"` // by name
 
@@ -541,6 +541,7 @@ func (v *View) server(
 	return server, err
 }
 
+// reports returns the last report of the slot's server, and the numbers of its reports by result.
 func (v *View) reports(slot uint32) (*ReportState, error) {
 	state, err := v.lastReport(slot)
 	if err != nil {
@@ -550,7 +551,9 @@ func (v *View) reports(slot uint32) (*ReportState, error) {
 	return &state, err
 }
 
-// lastReport returns the last report of the slot's server, without the counts.
+// lastReport returns the last report of the slot's server, without the counts. All fields are nil
+// if there is no report. Load is also nil if the server has reported that it does not know its
+// load.
 func (v *View) lastReport(slot uint32) (state ReportState, err error) {
 	last, ok, err := v.tables.Report(slot)
 	if err != nil {
@@ -601,8 +604,9 @@ func interfaceNames() map[int]net.Interface {
 	return byIndex
 }
 
-// addShares reads the service's candidate table and counts the buckets of each server: those whose
-// new flows it gets, or is offered first.
+// addShares sets the share of each server in the buckets of the service's candidate table: of the
+// buckets whose new flows it gets, or is offered first. Services that infer, or that have no table,
+// have no shares.
 func (v *View) addShares(service *ServiceState) error {
 	if service.Buckets == 0 || service.Inference != nil {
 		return nil
@@ -625,9 +629,9 @@ func (v *View) addShares(service *ServiceState) error {
 // firstTakers returns, for each bucket, the slot of the first server of its row that takes new
 // flows (list_taking in bpf/balancer/tables/candidates.h). If a row has no such server, the result
 // contains that of the next row. But if flows must stay in their rows, it then contains the first
-// server of the row that can be reached (list_own_row). Under round-robin a row is a turn, and the
-// result lacks the turns of servers that take no new flows. The result is empty if no server takes
-// new flows.
+// server of the row that can be reached (list_own_row), or lacks the row if there is none. Under
+// round-robin a row is a turn, and the result lacks the turns of servers that take no new flows.
+// The result is empty if no server takes new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	const none = dataplane.NoServer
 	takes, reachable := v.takers(service)
