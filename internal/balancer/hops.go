@@ -177,7 +177,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		}
 		noted := b.slots.Noted(key)
 		mac, port, known := b.plane.Servers.NextHop(slot)
-		if !known && !noted.Routed {
+		if !known && !noted.Routed { // nothing is known of the target's route
 			continue
 		}
 		hop, seen := hops[target(server)] // seen if another service has the target

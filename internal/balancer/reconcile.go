@@ -111,6 +111,7 @@ type serviceState struct {
 	names desired.BalancerNode
 }
 
+// newServiceState returns the state of a service of the node, with its generation.
 func newServiceState(
 	service *desired.Service, node *desired.BalancerNode, g serversets.Generation,
 ) *serviceState {

@@ -210,6 +210,8 @@ func (e *Estimator) Arrange(members []Member, balancers []string, self string) e
 	return nil
 }
 
+// checkMembers returns an error if two servers have the same name, or if a weight is negative or
+// not finite.
 func checkMembers(members []Member) error {
 	seen := make(map[string]bool, len(members))
 	for _, m := range members {
@@ -224,6 +226,8 @@ func checkMembers(members []Member) error {
 	return nil
 }
 
+// checkBalancers returns an error if two balancers have the same name, or if this balancer is not
+// among them: here is its index, or negative.
 func checkBalancers(balancers []string, here int) error {
 	sorted := slices.Sorted(slices.Values(balancers))
 	if len(slices.Compact(sorted)) < len(balancers) {

@@ -114,7 +114,9 @@ func (p *Poller) request(t Target) ([]byte, error) {
 	return m.encode(p.keys[0]), nil
 }
 
-// take takes a datagram. It refuses a second answer to the same request, so a replay has no effect.
+// take takes a datagram. It refuses all but the first answer to the last request to a target, so a
+// replay has no effect. An answer without a load ends the request, and the target keeps its last
+// answer with a load.
 func (p *Poller) take(b []byte, now time.Time) {
 	p.received.Add(1)
 	p.mu.Lock()

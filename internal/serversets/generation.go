@@ -164,6 +164,7 @@ func (g Generation) Validate() error {
 	return nil
 }
 
+// validate returns an error that names the first value of the set that no configuration can have.
 func (s Set) validate() error {
 	if s.Placement == "" || s.Placement.Method().Stored != s.Placement {
 		return fmt.Errorf("placement %q: not known", s.Placement)

@@ -108,7 +108,7 @@ func eachLabel[Label balancerServerLabel | balancerServiceLabel](
 			do(numbers[i], &read[i])
 		}
 		if err != nil {
-			return nil // these were the last ones
+			return nil // ErrKeyNotExist: the labels just read were the last ones
 		}
 	}
 }

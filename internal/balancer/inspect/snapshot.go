@@ -396,6 +396,8 @@ func (v *View) services(
 	return services, v.addServers(byName, counts)
 }
 
+// newServiceState returns a service without its servers. The label and the entry are those of the
+// same service.
 func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
 	vip, port, protocol := entry.Matches()
 	inference := newInferenceState(label, entry.Rule)
