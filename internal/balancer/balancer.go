@@ -590,8 +590,8 @@ func (b *Balancer) sweep() error {
 	return errors.Join(b.services.removeSpares(), b.services.forgetVIPs(), b.slots.Swept(kept))
 }
 
-// lifetimes iterates over the slots of the configured servers, with the ages at which their entries
-// are freed: the first tick after the timeout.
+// lifetimes iterates over the slots of the configured servers, with the ages at which a sweep frees
+// their entries or makes them silent: the first tick after the timeout.
 func (b *Balancer) lifetimes() iter.Seq2[uint32, dataplane.FlowLifetimes] {
 	clock := b.plane.Clock
 	end := func(timeout time.Duration) uint16 { return clock.Ticks(timeout) + 1 }

@@ -317,8 +317,9 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	}
 }
 
-// removeSpares removes the candidate tables that are no longer in force. Its wait for packets also
-// frees the lines of former rankings.
+// removeSpares removes the candidate tables that are no longer in force, after it has waited until
+// no packet uses them. This wait (Settle) also frees the lines of former rankings. If there are
+// neither such tables nor such lines, removeSpares does nothing.
 func (s *services) removeSpares() error {
 	hasSpare := func(svc *service) bool { return svc.hasSpare }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), hasSpare) &&

@@ -228,8 +228,8 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	return n.welcome(in, slotOf)
 }
 
-// of returns the inference of a service. If the settings of its estimator have changed, the
-// inference is a new one.
+// of returns the inference of a service. If there is none, or if the settings of its estimator have
+// changed, of makes a new one. A new one keeps only the polled servers of the one before.
 func (n *inference) of(svc *service) (*inferred, error) {
 	settings := infer.Settings{
 		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.slowStart().Seconds(),
@@ -305,8 +305,9 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	return nil
 }
 
-// restore restores the estimate of a server from the table. It returns false if there is none, or
-// if it is that of another estimator.
+// restore restores the estimate of a server from the table, and the load that the server has told.
+// It returns false if there is no estimate, or if it is that of another estimator. It returns an
+// error if the table or the clock cannot be read.
 func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	estimate, ok, err := n.plane.Estimates.Of(in.slots[server])
 	if !ok || err != nil {

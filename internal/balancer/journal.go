@@ -110,7 +110,8 @@ func (s *services) logChanges(log *slog.Logger) {
 	}
 }
 
-// logAll logs up to mostLines changes on a line each, and more changes on one line.
+// logAll logs changes of one kind. If there are at most mostLines, each has a line. If there are
+// more, all share one line.
 func logAll(log *slog.Logger, level slog.Level, text wording, all []change) {
 	if len(all) > mostLines {
 		log.Log(context.Background(), level, text.many, describeMany(all)...)

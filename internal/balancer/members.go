@@ -236,7 +236,8 @@ func (m *member) set(cause dataplane.Causes, holds bool) {
 	m.unlogged |= m.causes & cause
 }
 
-// setReason stores why the member got a cause, or lost it.
+// setReason stores why the member got a cause, if it holds, or why the member lost it. An empty
+// reason means that the reason is unknown.
 func (m *member) setReason(cause dataplane.Causes, holds bool, reason string) {
 	why := m.reasons[cause]
 	if holds {

@@ -32,7 +32,8 @@ func (b *Balancer) ReportReasons(report func([]rundir.ServerReason)) { b.reportR
 // mostReasons is the highest number of reasons that are told.
 const mostReasons = 1000
 
-// tellReasons tells why servers are unfit, if that has changed.
+// tellReasons passes the reasons why servers are unfit to the function of ReportReasons, if they
+// have changed since the last call. It passes at most mostReasons, and none without a text.
 func (b *Balancer) tellReasons() {
 	if b.reportReasons == nil {
 		return

@@ -71,7 +71,8 @@ func (s *services) prepare(
 }
 
 // enforce puts a state in force that was prepared. The attached programs must have its features.
-// Servers are removed after the tables that name them.
+// If the transition is wide, enforce then removes all that no service needs any more. It removes
+// servers last, after the tables that name them.
 func (s *services) enforce(next *transition) error {
 	if err := s.placeAll(next.changed); err != nil {
 		return err

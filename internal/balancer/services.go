@@ -81,6 +81,8 @@ func loadServices(
 		return nil, err
 	}
 	for id, label := range labels {
+		// The earlier process may have left both candidate tables: hasSpare makes removeSpares
+		// look.
 		byID[id] = &service{Service: &desired.Service{Name: label.Name}, id: id, hasSpare: true}
 		s.byName[label.Name] = byID[id]
 	}

@@ -37,7 +37,8 @@ func (s *slowStart) fits(used, hasCause bool, within time.Duration, now time.Tim
 	}
 }
 
-// tick decides whether the member takes new flows in the tick that begins now.
+// tick decides whether the member takes new flows in the tick that begins now. When the time within
+// has passed since the slow start began, tick ends the slow start. Without one it does nothing.
 func (s *slowStart) tick(within time.Duration, now time.Time) {
 	if s.since.IsZero() {
 		return

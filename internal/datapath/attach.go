@@ -69,7 +69,8 @@ func (l *Loader) claim(t *Takeover, places []Place) error {
 	return nil
 }
 
-// settle detaches the programs of earlier processes at all other places.
+// settle detaches the programs of earlier processes at all places except the given ones: links
+// whose hook has no place, and filters on interfaces without a place.
 func (l *Loader) settle(places []Place) error {
 	used, ifindexes := map[Hook]bool{}, []int{}
 	for _, place := range places {
@@ -173,7 +174,8 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	return attached, t.PinLink(l, prog, pin)
 }
 
-// attachXDP attaches a program in native mode, or else in generic mode.
+// attachXDP attaches a program in native mode. If that fails, it tries generic mode, unless the
+// error shows that generic mode would fail too (worthGeneric).
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
 	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
 	l, noNative := link.AttachXDP(options)

@@ -91,7 +91,8 @@ func checkMounted() error {
 	return nil
 }
 
-// Instances returns the instances on this host, sorted by name.
+// Instances returns the instances on this host, sorted by name. A balancer counts as soon as its
+// tables have pins, and an agent as soon as its program has one.
 func Instances() ([]Instance, error) {
 	if err := checkMounted(); err != nil {
 		return nil, err

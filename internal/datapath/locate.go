@@ -202,7 +202,8 @@ func (l *Loader) Check(ifindexes ...int) error {
 	return err
 }
 
-// CheckXDP returns an error if an interface runs an XDP program that is not the instance's.
+// CheckXDP returns an error if an interface runs an XDP program that is not the instance's, or if
+// there is no such interface.
 func CheckXDP(ifindex int, instance string) error {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {

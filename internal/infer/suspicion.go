@@ -195,7 +195,8 @@ const (
 	trialAnswers = 2
 )
 
-// suspect judges all servers at the end of a window. The argument is the time since the last step.
+// suspect judges all servers at the end of a window, and begins the next window. Until the window
+// has lasted for windowTime, it does nothing. The argument is the time since the last step.
 func (e *Estimator) suspect(seconds float64) {
 	if e.window += seconds; e.window < windowTime {
 		return

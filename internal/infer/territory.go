@@ -125,7 +125,8 @@ func (t *Territory) Best() int32 {
 	return t.order[far+t.homes]
 }
 
-// BestOf is as Best, among some candidates, for example those of a bucket.
+// BestOf returns the server for a new flow among some candidates, for example those of a bucket, or
+// -1 if there is none. The order of choice is that of Territory.
 func (t *Territory) BestOf(candidates []uint16) int32 {
 	best, bestScore, others := int32(-1), score{}, t.others()
 	for _, c := range candidates {

@@ -56,7 +56,7 @@ func LoadSlots(p *Plane) (*Slots, error) {
 			Source:  addrOf(server.Source),
 		}
 		s.byKey[key], s.bySlot[slot] = slot, key
-		if p.Servers.Flags(slot)&FlagInUse == 0 {
+		if p.Servers.Flags(slot)&FlagInUse == 0 { // an earlier process has retired it
 			s.retired[slot] = 0
 		}
 	}

@@ -414,7 +414,9 @@ func (p *TracedPlacement) behindHolder(course []TracedSegment) {
 	}
 }
 
-// describeOrder returns how the servers of a row were ordered by their load reports.
+// describeOrder returns how the servers of a row were ordered by their load reports. The servers of
+// the row come first, in the order of their estimates. A spare server follows, which is offered the
+// connection and is not in the row.
 func (v *View) describeOrder(placed *dataplane.DecidedPlacement) (*TracedOrder, error) {
 	order := &TracedOrder{Mean: dataplane.EstimatedLoad(placed.Mean)}
 	offered := placed.Candidate[:placed.Count]
