@@ -276,7 +276,8 @@ func (s *services) place(to *placement) error {
 		svc.label = label
 	}
 	s.setCapabilities(svc, &rule)
-	// Packets may still use the former table, or the former meaning of known_sid, until settle.
+	// Until settle, packets may still use the table before, or still use known_sid to compare
+	// cookies.
 	swapped := rule.Table() != svc.rule.Table() ||
 		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
 	svc.rule, svc.placed = rule, p

@@ -20,8 +20,9 @@ func (b *Balancer) generationsFile() string {
 }
 
 // loadGenerations reads the generations that an earlier process of this balancer, or another
-// balancer, has written. If the file cannot be read, the balancer starts without former
-// generations, because that is better than no balancer. The first save then sets the file aside.
+// balancer, has written. It returns none if the configuration has no directory for the file. If the
+// file cannot be read, the balancer starts without former generations, because that is better than
+// no balancer. The first save then sets the file aside.
 func (b *Balancer) loadGenerations() serversets.Generations {
 	path := b.generationsFile()
 	if path == "" {

@@ -404,10 +404,11 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 
 // knownOf returns what packets of known flows ask of a service's servers:
 //
-//   - With cookies, a server checks whether the cookie leads to it. If the balancer has hints,
-//     the server returns packets whose flow it does not have.
-//   - Under another persistence without a flow table, a server always returns such packets.
-//   - If servers do not decide about new flows, a server just delivers the packet.
+//   - With cookies, a server checks whether it has the flow. The argument has the width of the
+//     cookie. If the balancer has hints, the server returns a packet whose flow it does not have.
+//   - If flows are found by columns without cookies, a server also checks whether it has the flow.
+//     It always returns a packet whose flow it does not have.
+//   - For other services that do not hunt, a server just delivers the packet.
 //   - For a service that hunts, the packet acknowledges that the balancer knows the flow, which the
 //     server waits for. If load reports order the servers, the packet also asks for a report.
 func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
@@ -429,7 +430,7 @@ func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 }
 
 // keepOnly makes the table of services contain the wanted services and no others. It frees the
-// numbers of the others.
+// numbers of all other services, and removes their rankings, their tables and their labels.
 func (s *services) keepOnly(wanted map[string]bool) error {
 	if err := s.enter(wanted); err != nil {
 		return err

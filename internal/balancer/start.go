@@ -59,11 +59,11 @@ func (b *Balancer) fill(t *datapath.Takeover, attach func(*datapath.Takeover) er
 	return b.services.enforce(next)
 }
 
-// withoutPrograms is for fill, if no program is to be attached.
+// withoutPrograms is the argument attach of fill if no program is to be attached.
 func withoutPrograms(*datapath.Takeover) error { return nil }
 
-// reconcile makes the data path follow a desired state, from whatever source, the signal keys and
-// the generations of the services. After an error, another call can restore the state before.
+// reconcile makes the data path follow a desired state, with its signal keys and the generations of
+// its services. After an error, another call with the state before can restore it.
 func (b *Balancer) reconcile(
 	cfg *desired.Balancer, keys desired.SignalKeys, generations serversets.Generations,
 ) error {
@@ -151,7 +151,8 @@ func (b *Balancer) attach() error {
 	return nil
 }
 
-// holdFragments says on which interfaces fragments arrive that are held.
+// holdFragments tells the reader of held fragments on which interfaces they arrive, and the mode of
+// XDP on each.
 func (b *Balancer) holdFragments(attached []datapath.Attached) {
 	ifindexes, modes := make([]int, len(attached)), make([]datapath.Mode, len(attached))
 	for i, a := range attached {

@@ -255,7 +255,8 @@ func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 }
 
 // keep pins a program by its number before it is attached, for the next process. The end of the
-// takeover removes the pins of programs that are attached no more.
+// takeover removes the pins of programs that are no longer attached. If the takeover is undone, a
+// new pin is removed.
 func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
 	id, isNew, err := keepProgram(dir, prog)
 	if err != nil {

@@ -13,7 +13,8 @@ import "math"
 type Capacities struct {
 	servers []learned
 	// common[i] is the expected number of servers with the capacity possible[i], by the last
-	// estimates. A server about which little is known is assumed to be like these.
+	// estimates. A server about which little is known is assumed to have one of these capacities,
+	// with probabilities in proportion to the numbers of servers.
 	common [len(possible)]float64
 	// contradiction is the constant of this name. Tests change it.
 	contradiction float64

@@ -461,8 +461,8 @@ const leastShare = 1. / 16
 
 // slow returns the factor by which the slow start multiplies the unit of a server. The inverse of
 // the factor, which is the server's share, increases linearly. In a territory, the capacity of a
-// server in slow start never seems less than one flow, unless it is. Otherwise the server would get
-// nothing while other servers are idle.
+// server in slow start never seems less than one flow, unless the capacity itself is less.
+// Otherwise the server would get nothing while other servers are idle.
 func (e *Estimator) slow(age, unit float64) float64 {
 	if age >= e.settings.SlowStart {
 		return 1

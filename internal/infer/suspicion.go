@@ -264,7 +264,7 @@ func (s *server) isWatched() bool {
 }
 
 // trickle returns the number of trials that a watched server gets in a window, and the largest
-// number that it can save up. A well server would answer trialAnswers of the latter.
+// number that it can save up. Of this largest number, a well server would answer trialAnswers.
 func (e *Estimator) trickle() (trials, most float64) {
 	var all events
 	servers := 0.0

@@ -56,7 +56,7 @@ func (p *Poller) SetKeys(keys desired.SignalKeys) {
 	p.keys = keys
 }
 
-// Close closes the socket, if there is one. Answers are received no more.
+// Close closes the socket, if there is one. The poller then receives no further answers.
 func (p *Poller) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +151,8 @@ func (p *Poller) Answer(id uint32) (Answer, bool) {
 	return a, ok
 }
 
-// Forget removes all that is known of a target, because it is asked no more, or is another server.
+// Forget removes the last answer of a target, and the last request to it. The caller calls Forget
+// when it no longer polls the target, or when the ID is to stand for another server.
 func (p *Poller) Forget(id uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -17,13 +17,14 @@ import (
 // change has two rankings for a moment.
 func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 
-// timedFlows returns how many flows are timed at once, for a flow table of so many flows: a
-// sixteenth, and at most 65536, which fit into the second-level cache. It is a power of two.
+// timedFlows returns how many flows are timed at once. The argument is the number of flows that the
+// flow table is made for. The result is about a sixteenth of it, and at most 65536: so many fit
+// into the second-level cache. It is a power of two.
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
-// reservoirs, mapped into this process. Packets change all of it, except the prices and the numbers
-// at which counts begin.
+// reservoirs, mapped into this process. Packets change all elements, except for the prices and the
+// numbers at which counts begin, which only this process changes.
 type LoadTable struct {
 	memory     [3][]byte
 	loads      []balancerLoad

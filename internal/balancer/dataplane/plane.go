@@ -44,7 +44,8 @@ type Plane struct {
 	Estimates  *EstimateTable
 	Probes     *ProbeTable
 	Checks     *CheckTable
-	// Held are later fragments that came before the first one. Another goroutine owns them.
+	// Held are later fragments that came before the first fragment of their packet. Another
+	// goroutine owns them.
 	Held *HeldFragments
 	// Constants are the values of the variables with which programs that use these tables and have
 	// all features must be loaded, by the names of the variables.
