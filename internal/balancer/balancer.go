@@ -387,9 +387,10 @@ func (b *Balancer) logChanges() {
 	}
 }
 
-// follow applies an update of the resolver. While the data path is not attached, follow only stores
-// the next hops, and attaches the data path when all targets have one. It returns an error if the
-// data path cannot be attached, or if an interface of the data path no longer exists.
+// follow applies an update of the resolver: the interfaces, the addresses of the host and the next
+// hops. While the data path is not attached, follow only stores the next hops. When all targets
+// have one, it attaches the data path. It returns an error if the data path cannot be attached, or
+// if an interface of the data path no longer exists.
 func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err

@@ -65,7 +65,7 @@ func newHolding(path fragmentPath, log *slog.Logger) *holding {
 func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) error {
 	stop := context.AfterFunc(ctx, func() { _ = source.Interrupt() })
 	defer stop()
-	for ctx.Err() == nil { // in a flood, Read never gets to the interruption
+	for ctx.Err() == nil { // in a flood, Read always has a fragment, and never returns ErrFlushed
 		f, err := source.Read(h.next())
 		switch {
 		case errors.Is(err, ringbuf.ErrFlushed):

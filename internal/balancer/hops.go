@@ -128,8 +128,8 @@ func (b *Balancer) applyHopsOf(name string) {
 
 // applyHop writes the next hop of a member, and sets the causes that follow from it. If the
 // resolver has no next hop for the member, applyHop clears the one in the table, but not before
-// this process has attached the data path. If the interface cannot get a port number, nothing
-// changes.
+// this process has attached the data path. If the interface cannot get a port number, applyHop logs
+// that, and the next hop stays.
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]
@@ -180,7 +180,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !noted.Routed { // nothing is known of the target's route
 			continue
 		}
-		hop, seen := hops[target(server)] // seen if another service has the target
+		hop, seen := hops[target(server)] // seen: another service has the target too
 		// The target used the default route only if none of its servers had a route of its own.
 		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {

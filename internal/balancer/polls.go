@@ -23,8 +23,8 @@ const mostMissed = 4
 type polled struct {
 	target poll.Target
 	load   *infer.Load // of the last answer; nil: there is none that counts
-	heard  time.Time   // when it came; zero: there was none
-	missed int         // polls since then
+	heard  time.Time   // when the last answer came; zero: there was none
+	missed int         // the number of polls since the last answer
 }
 
 // recall continues with a load that an earlier process has stored, if it is young enough. The

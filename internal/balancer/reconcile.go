@@ -198,8 +198,9 @@ func (s *services) placeAll(all []*placement) error {
 }
 
 // prepareService makes a service ready for its wanted state, except for its rule. It adds the
-// service if it is new, gives its servers slots, and writes their connection IDs and their ranking.
-// Then it computes the candidate table. The caller installs this table.
+// service if it is new, and gives its servers slots. It writes their connection IDs and their
+// ranking, if the service has such. Then it computes the candidate table, which the caller
+// installs.
 func (s *services) prepareService(want *serviceState) (*placement, error) {
 	svc := s.byName[want.service.Name]
 	if svc == nil {

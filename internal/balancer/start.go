@@ -146,7 +146,7 @@ func (b *Balancer) attach() error {
 	b.publishAll()
 	b.logChanges()
 	b.showVLANTags()
-	b.trySweep() // otherwise the numbers of flows are unknown until the first tick
+	b.trySweep() // otherwise the numbers of flows are unknown until control sweeps
 	close(b.ready)
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 // Hook is a point at which the kernel runs a program of an instance.
 type Hook struct {
 	At       ebpf.AttachType // ebpf.AttachXDP, AttachTCXIngress or AttachTCXEgress
-	Priority uint16          // of a filter: lower ones run first, and others' must differ
+	Priority uint16          // of a filter, lower ones first; no foreign filter may have the same
 	Pin      string          // the name of the link's pin; empty: the link ends with the process
 }
 

@@ -147,7 +147,7 @@ type Attachment struct {
 	// Interface is the name of the interface. It is empty if the interface is in another network
 	// namespace than the reader.
 	Interface string `json:"interface"`
-	Mode      Mode   `json:"mode"` // empty if Interface is
+	Mode      Mode   `json:"mode"` // empty if Interface is empty
 	// HiddenVLANTags tells why the program may not see the VLAN tags of frames. It is
 	// empty if the program sees them, or if Interface is empty.
 	HiddenVLANTags string `json:"hidden_vlan_tags,omitempty"`

@@ -27,7 +27,7 @@ var ErrHiddenTags = errors.New("XDP may not see the VLAN tags of the interface")
 // hider is an interface with active offloads that hide VLAN tags from XDP. The interface is in the
 // calling thread's network namespace.
 type hider struct {
-	name, of string // of says which end of a veth it is
+	name, of string // of says in messages which end of a veth it is, and is empty for others
 	offloads []string
 }
 

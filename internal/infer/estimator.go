@@ -111,7 +111,7 @@ type server struct {
 	position int  // in the order of preference
 	away     bool // its home is another balancer
 	last     Counters
-	counted  bool    // last is known
+	counted  bool    // last contains the counters of a sample
 	age      float64 // time since the slow start began, in seconds
 	since    events
 	answers  answers
@@ -124,15 +124,15 @@ type server struct {
 	isSuspect bool
 	aftermath float64 // time in seconds for which flows of a fault may still be there
 	credit    float64 // number of trials left: see Trials
-	stale     uint32  // new flows that do not count
+	stale     uint32  // new flows that do not count: see Price.Stale
 	load      *Load   // by the server's own account; nil: not known
 }
 
 // events are the numbers of flows to which something happened in this window.
 type events struct {
 	placed, answered float64 // see Counters
-	left             float64 // are not counted any more
-	ended            float64 // of those that left: with a FIN or RST
+	left             float64 // flows that had been answered, and count no more
+	ended            float64 // flows among those in left that ended with a FIN or RST
 }
 
 // suspicion returns the factor by which the server's unit is multiplied.

@@ -60,7 +60,8 @@ func (r *Responder) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = r.conn.Close() })()
 	receive(r.conn, func(b []byte, from sender) {
 		if answer := r.answer(b); answer != nil {
-			_, _ = r.conn.WriteToUDPAddrPort(answer, from) // the balancer asks again
+			// An error is ignored, because the balancer asks again.
+			_, _ = r.conn.WriteToUDPAddrPort(answer, from)
 		}
 	})
 }

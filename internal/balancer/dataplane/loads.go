@@ -180,7 +180,7 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
 	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
 	if atomic.LoadInt32(&t.loads[slot].Trials) > 0 {
-		score &= ScoreTie // a delay of 0
+		score &= ScoreTie // a server with trials left has a delay of 0
 	}
 	return score
 }

@@ -35,7 +35,7 @@ type Plane struct {
 	Observed  *FlowTable // flows of services without a flow table, for placement infer
 	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
 	Hints     *HintTable
-	Clock     *FlowClock // the clock of both flow tables
+	Clock     *FlowClock // the clock of the flow tables
 	Sweeper   *Sweeper
 	// FlowCounts are what the last sweep has counted. Slots writes them.
 	FlowCounts *FlowCountTable

@@ -41,7 +41,8 @@ var Forever = FlowLifetimes{math.MaxUint16, math.MaxUint16, math.MaxUint16, math
 const sweptStates = 8
 
 // swept returns the form of the lifetimes in the program. Due has, by state, the age at which the
-// program changes an entry: it makes an established entry silent or frees it, and frees all others.
+// program changes an entry. It makes an established or closing entry silent or frees it, whichever
+// is due. It frees all other entries.
 func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{

@@ -61,14 +61,16 @@ type Trace struct {
 
 // TracedService is the service of a packet.
 type TracedService struct {
-	Name  string `json:"name"`
-	Exact bool   `json:"exact"` // it has the flow's port; else all ports without another service
+	Name string `json:"name"`
+	// Exact tells that the service has only the flow's port. If not, the service has all ports of
+	// the VIP that no other service has.
+	Exact bool `json:"exact"`
 }
 
 // TracedEntry is an entry of the flow table or of the table of half-open flows.
 type TracedEntry struct {
 	Server string `json:"server"`
-	State  string `json:"state"` // new, established, closing or half-open
+	State  string `json:"state"` // new, established, silent, closing, closed or half-open
 	// Idle is the time since the last packet, in seconds, with a granularity of 4 to 7 seconds.
 	Idle float64 `json:"idle_seconds"`
 	// Left says why the packet does not go to the server. It is empty if the packet goes there.
