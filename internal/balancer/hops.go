@@ -52,10 +52,11 @@ func targetsOf(cfg *desired.Balancer) []netip.Addr {
 }
 
 // awaitHops waits for the next hops of the servers that a configuration adds. Otherwise packets
-// could be sent to a server that has no next hop yet, and would be dropped. It waits until
-// b.patience after the resolver's first update. Meanwhile the balancer acts on checks and probes of
-// the present servers, as control does. The caller must call setTargets afterwards: the update that
-// follows then also tells what has happened to the node's interfaces meanwhile.
+// could be sent to a server that has no next hop yet, and would be dropped. It returns when all of
+// these next hops are known, but at the latest b.patience after the resolver's first update, or
+// when the context ends. Meanwhile the balancer acts on checks and probes of the present servers,
+// as control does. The caller must call setTargets afterwards: the update that follows then also
+// tells what has happened to the node's interfaces meanwhile.
 func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
 	present := targetsOf(b.cfg)
 	added := addedTo(present, targetsOf(cfg))

@@ -24,11 +24,11 @@ type service struct {
 	label    dataplane.ServiceLabel
 	placed   placing          // the input that its candidate table was built from
 	hasSpare bool             // the candidate table that is not in use may exist
-	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
+	huntsEnd time.Time        // when RuleHalfOpen ends, after hunting has stopped; zero: not set
 	awaits   bool             // all servers that get new flows await their first checks
 	logged   dataplane.Causes // the ignored causes at the last log
 	down     bool             // the last event about it says that no server is fit
-	refused  bool             // it refused new flows at the last log
+	refused  bool             // according to the log, it refuses new flows
 	ability  Ability
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time

@@ -62,7 +62,7 @@ type Trace struct {
 // TracedService is the service of a packet.
 type TracedService struct {
 	Name string `json:"name"`
-	// Exact tells that the service has only the flow's port. If not, the service has all ports of
+	// Exact tells that the service has just this one port. Otherwise the service has all ports of
 	// the VIP that no other service has.
 	Exact bool `json:"exact"`
 }

@@ -241,7 +241,8 @@ func UsedMaps[T any](t testing.TB, objects *T, except *ebpf.Map) (used []string)
 	return used
 }
 
-// hasContent tells whether a map has an element other than zeros.
+// hasContent tells whether a map has content: an array an element other than zeros, a ring buffer
+// unread bytes, and another map any element. For storages of sockets it returns false.
 func hasContent(m *ebpf.Map) (bool, error) {
 	switch m.Type() {
 	case ebpf.SkStorage:
