@@ -245,8 +245,9 @@ func keepsEntries(before, now *desired.Service) bool {
 		!before.Persistence.Method().HasIDs && !now.Persistence.Method().HasIDs
 }
 
-// rank makes a service that infers estimate the loads of its members, and puts them into its
-// ranking. For other services, rank does nothing: endInferences removes a ranking that they had.
+// rank begins or continues the estimates of a service that infers, for its present members, and
+// puts the members into its ranking. For other services, rank does nothing: endInferences removes a
+// ranking that they had.
 func (s *services) rank(svc *service, names *desired.BalancerNode) error {
 	if !svc.Placement.Infers() {
 		return nil

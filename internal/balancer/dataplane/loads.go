@@ -23,8 +23,8 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
-// reservoirs, mapped into this process. Packets change all elements, except for the prices and the
-// numbers at which counts begin, which only this process changes.
+// reservoirs, mapped into this process. Only this process changes the prices, the numbers at which
+// counts begin, and the marks of servers whose flows are timed. Packets change all other fields.
 type LoadTable struct {
 	memory     [3][]byte
 	loads      []balancerLoad

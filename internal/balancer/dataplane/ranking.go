@@ -70,8 +70,8 @@ func (r *Rankings) close() error {
 
 // load finds out which lines are in use, and which places servers have, after an earlier process. A
 // process can be killed while it changes a ranking. Servers can then have places that do not belong
-// to the service's ranking. Set replaces such a ranking, because the method has returns false for
-// it.
+// to the service's ranking. The next call of Set for the service then makes a new ranking, because
+// Rankings.has returns false.
 func (r *Rankings) load(servers []balancerServer) {
 	for service := range r.byService {
 		if at := r.region(uint32(service)); at.count > 0 && !r.space.occupy(at) {
