@@ -578,8 +578,8 @@ func (b *Balancer) trySweep() {
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
 // It stores the numbers of all other flows for readers. It then ends transitions that were waiting
-// for former flows, and removes what is no longer needed: candidate tables that are not in force,
-// removed VIPs whose time is over, and the slots of servers that were removed some sweeps ago.
+// for former flows. It removes candidate tables that are not in force, and removed VIPs whose time
+// is over. It frees the slots of servers that were removed some sweeps ago.
 func (b *Balancer) sweep() error {
 	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {

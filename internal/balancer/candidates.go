@@ -244,8 +244,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 		return nil, err
 	}
 	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
-	// Holds compares only the beginning of the table. So it needs a rule with the shape of the
-	// rows.
+	// Holds compares only the words of the rows, not their shape, which is in the rule.
 	if !fits || !s.plane.Holds(p.number(), p.rows) { // the other table is to be written
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
 	}

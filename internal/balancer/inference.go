@@ -35,7 +35,7 @@ type inference struct {
 
 	mu      sync.Mutex // protects all that follows
 	byName  map[string]*inferred
-	problem string // why prices or estimates could not be written; logged once
+	problem string // why prices or estimates could not be written at the last try; empty: they were
 }
 
 // inferred is a service that infers.

@@ -23,7 +23,7 @@ type service struct {
 	follows  *serviceState      // what the data path follows; nil: reconcile has to change it
 	label    dataplane.ServiceLabel
 	placed   placing          // the input that its candidate table was built from
-	hasSpare bool             // the candidate table that is not in use may exist
+	hasSpare bool             // its second candidate table, which is not in use, may exist
 	huntsEnd time.Time        // when RuleHalfOpen ends, after hunting has stopped; zero: not set
 	awaits   bool             // all servers that get new flows await their first checks
 	logged   dataplane.Causes // the ignored causes at the last log
