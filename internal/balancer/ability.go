@@ -39,8 +39,8 @@ func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 //   - Incompatible: the agent has answered, so the server works. While a fleet is upgraded, all
 //     balancers can see this cause on all servers.
 //   - Refusing: the application may just be restarted. All balancers see that at once, and each
-//     would withdraw the VIP for many times as long (bgp.hold-down). If the application stays away,
-//     health checks find that.
+//     would withdraw the VIP for much longer than a restart takes (bgp.hold-down). If the
+//     application stays away, health checks find that.
 //   - Unheard: clients can cause it by their offers, and no client may make all balancers withdraw
 //     a VIP.
 const passing = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard

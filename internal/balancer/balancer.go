@@ -47,8 +47,8 @@ const (
 	gather = 10 * time.Millisecond
 )
 
-// Balancer is a running balancer. The goroutine in Run owns all fields. Other goroutines may call
-// the exported methods.
+// Balancer is a running balancer. The goroutine in control owns all fields. Other goroutines may
+// call the exported methods.
 type Balancer struct {
 	log     *slog.Logger
 	cfg     *desired.Balancer
@@ -56,7 +56,7 @@ type Balancer struct {
 	// generations are those of the configuration's services.
 	generations serversets.Generations
 	saved       serversets.Generations // what the file of generations contains
-	saveProblem string                 // why they could not be saved; told once
+	saveProblem string                 // why the last save failed; empty: it has succeeded
 	// Both functions may be nil.
 	reportUnsaved func(problem string)
 	reportReasons func([]rundir.ServerReason)
@@ -73,7 +73,7 @@ type Balancer struct {
 	problems      map[netip.Addr]string // why a target has no next hop
 	resolver      *nexthop.Resolver
 	checker       *health.Checker
-	path          *health.HostPath // of checks
+	path          *health.HostPath // by which the packets of health checks leave the host
 	prober        *probe.Prober
 	wire          *dataplane.Wire // the prober's access to the data path
 	holding       *holding
@@ -124,6 +124,7 @@ func NewShared(
 	return b, err
 }
 
+// newBalancer is NewShared with the clock of the flow tables, and without shared generations.
 func newBalancer(
 	cfg *desired.Balancer, secrets desired.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
 ) (*Balancer, error) {
@@ -160,7 +161,7 @@ func newBalancer(
 	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	b.resolver.Resume(b.nextHops())
+	b.resolver.Resume(b.nextHops()) // it continues with the next hops of an earlier process
 	return b, nil
 }
 
@@ -223,9 +224,10 @@ func (b *Balancer) Follow(
 
 var errEnded = errors.New("the balancer has ended")
 
-// call makes the goroutine that owns the balancer call a function, and returns its error. If the
-// context ends before the goroutine is ready, call returns the context's error. The context may
-// outlive Run: call then returns errEnded.
+// call makes the goroutine that owns the balancer call a function, and returns the function's
+// error. If the context ends before the goroutine takes the function, call returns the context's
+// error. After that, call waits for the function even if the context ends. If control ends before
+// it takes the function, call returns errEnded.
 func (b *Balancer) call(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
@@ -256,7 +258,9 @@ func (b *Balancer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// control runs in the only goroutine that changes the data path.
+// control attaches the data path, and keeps it up to date until the context ends. It runs in the
+// only goroutine that changes the data path. It returns an error if the data path cannot be
+// attached, or if an update of the resolver cannot be applied.
 func (b *Balancer) control(ctx context.Context) error {
 	defer close(b.ended)
 	if err := b.start(ctx); err != nil || !b.attached { // not attached: the context has ended
@@ -373,8 +377,9 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// logChanges logs which servers have become unfit for new flows, or fit again. It logs nothing
-// before the data path is attached, because until then the state of the servers is unknown.
+// logChanges logs which servers have become unfit for new flows, or fit again, and reports the
+// reasons. It does nothing before the data path is attached, because until then the state of the
+// servers is unknown.
 func (b *Balancer) logChanges() {
 	if b.attached {
 		b.services.logChanges(b.log)
@@ -382,8 +387,10 @@ func (b *Balancer) logChanges() {
 	}
 }
 
-// follow applies an update of the resolver. It returns an error if the data path cannot be
-// attached, or if an interface of the data path no longer exists.
+// follow applies an update of the resolver: the interfaces, the addresses of the host and the next
+// hops. While the data path is not attached, follow only stores the next hops. When all targets
+// have one, it attaches the data path. It returns an error if the data path cannot be attached, or
+// if an interface of the data path no longer exists.
 func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
@@ -477,8 +484,10 @@ func (b *Balancer) reload(
 	if generations == nil {
 		generations = b.generations.NextOf(cfg.Services, diff.has)
 	}
-	losses := b.losses(diff)              // before the flows are forgotten
-	watched := b.services.watchedOf(diff) // what the other components know before
+	losses := b.losses(diff) // their numbers of flows are known only before reconcile
+	// If the change does not concern the resolver, the checker and the prober, they keep their
+	// targets.
+	watched := b.services.watchedOf(diff)
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
@@ -488,6 +497,7 @@ func (b *Balancer) reload(
 		b.setTargets(ctx) // the restored servers may have other slots than before
 		return err
 	}
+	// From here on, the new state is in force. The rest cannot fail.
 	changes := cfg.ChangesFrom(b.cfg).
 		WithKeys(!slices.Equal(secrets.SignalKeys, b.secrets.SignalKeys)).
 		WithPasswords(secrets.Passwords.ChangedFrom(b.secrets.Passwords))
@@ -567,21 +577,22 @@ func (b *Balancer) trySweep() {
 }
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
-// It stores the numbers of all other flows for readers, and forgets removed VIPs whose time is
-// over.
+// It stores the numbers of all other flows for readers. It then ends transitions that were waiting
+// for former flows. It removes candidate tables that are not in force, and removed VIPs whose time
+// is over. It frees the slots of servers that were removed some sweeps ago.
 func (b *Balancer) sweep() error {
 	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {
 		return err
 	}
 	b.services.endHunts(time.Now())
-	defer b.publishDrained()
+	defer b.publishDrained() // after Swept has stored the numbers of flows
 	b.services.endFormerFlows(kept, time.Now())
 	return errors.Join(b.services.removeSpares(), b.services.forgetVIPs(), b.slots.Swept(kept))
 }
 
-// lifetimes iterates over the slots of the configured servers, with the ages at which their entries
-// are freed: the first tick after the timeout.
+// lifetimes iterates over the slots of the configured servers, with the ages at which a sweep frees
+// their entries or makes them silent: the first tick after the timeout.
 func (b *Balancer) lifetimes() iter.Seq2[uint32, dataplane.FlowLifetimes] {
 	clock := b.plane.Clock
 	end := func(timeout time.Duration) uint16 { return clock.Ticks(timeout) + 1 }

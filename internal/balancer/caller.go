@@ -22,7 +22,9 @@ type caller struct {
 	path  *health.HostPath
 }
 
-// Call implements probe.Caller.
+// Call implements probe.Caller. If through is nil, the SYN goes directly to the called server. If
+// the host cannot make the call, the error is probe.ErrUntried, which says nothing about the
+// server.
 func (c *caller) Call(ctx context.Context, to, through *probe.Target) error {
 	first := to.Slot
 	if through != nil {

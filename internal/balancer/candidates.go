@@ -60,7 +60,9 @@ func (b *builtRows) table(set serversets.Set) (*tables.Table, error) {
 
 type rowsKey [sha256.Size]byte
 
-// build returns the candidate table of an input. Errors are those of buildRows.
+// build returns the candidate table of an input. It builds the table with numbers in place of
+// slots, unless it has kept this table: the number of a server is its index in the sorted names.
+// Then it returns the table with the slots of these servers. Errors are those of buildRows.
 func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
 	names := slices.Sorted(maps.Keys(p.slots))
 	key := p.key(names)
@@ -96,7 +98,8 @@ func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 	b.keys, b.rows[key] = append(b.keys, key), rows
 }
 
-// key identifies the input, apart from the slots. The names are those of the servers that have one.
+// key returns a hash that identifies the input, apart from the slots. The names are those of the
+// servers that have a slot.
 func (p *placing) key(names []string) rowsKey {
 	text, err := json.Marshal([]any{p.sets, names, p.depth, p.columns})
 	if err != nil {
@@ -186,7 +189,7 @@ func placingOf(svc *service, g serversets.Generation) placing {
 	return p
 }
 
-// digest is the same on balancers with the same table.
+// digest returns a hash that is the same on all balancers with the same candidate table.
 func (p *placing) digest() uint32 {
 	if p.columns {
 		return serversets.Digest(p.sets, p.depth)
@@ -225,9 +228,10 @@ func (p *placement) size() int {
 // number returns the number of the table among the tables of all services.
 func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
 
-// prepareTable computes the candidate table of a service that is to follow a state, unless its
-// input has not changed. If the table in force contains the rows already, it stays in force, also
-// after a restart.
+// prepareTable computes the candidate table of a service that is to follow a state. If the input is
+// that of the table in force, the placement has no rows, and the table stays. If the table in force
+// contains the computed rows already, as after a restart, it stays too. Otherwise the placement is
+// the service's other table, which install has to write.
 func (s *services) prepareTable(svc *service, want *serviceState) (*placement, error) {
 	p := &placement{
 		svc: svc, want: want, input: placingOf(svc, want.generation), table: svc.rule.Table(),
@@ -240,13 +244,16 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 		return nil, err
 	}
 	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
+	// Holds compares only the words of the rows, not their shape, which is in the rule.
 	if !fits || !s.plane.Holds(p.number(), p.rows) { // the other table is to be written
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
 	}
 	return p, nil
 }
 
-// place puts the rule of a service in force, which names its candidate table. The table exists.
+// place puts the rule of a service in force, which names its candidate table. The table exists. If
+// packets may still use the table or the rule before, place leaves the rest to settle. Otherwise it
+// calls admit for the service.
 func (s *services) place(to *placement) error {
 	svc, p := to.svc, to.input
 	rule := dataplane.RuleOf(svc.Service)
@@ -270,7 +277,8 @@ func (s *services) place(to *placement) error {
 		svc.label = label
 	}
 	s.setCapabilities(svc, &rule)
-	// Packets may still use the former table, or the former meaning of known_sid, until settle.
+	// Until settle, packets may still use the table before, or still use known_sid to compare
+	// cookies.
 	swapped := rule.Table() != svc.rule.Table() ||
 		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
 	svc.rule, svc.placed = rule, p
@@ -311,8 +319,9 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	}
 }
 
-// removeSpares removes the candidate tables that are no longer in force. Its wait for packets also
-// frees the lines of former rankings.
+// removeSpares removes the candidate tables that are no longer in force, after it has waited until
+// no packet uses them. This wait (Settle) also frees the lines of former rankings. If there are
+// neither such tables nor such lines, removeSpares does nothing.
 func (s *services) removeSpares() error {
 	hasSpare := func(svc *service) bool { return svc.hasSpare }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), hasSpare) &&
@@ -370,8 +379,9 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// setFormerFlows sets the flags of a service without a flow table. If the service had a flow table
-// before, the flow tables still have its flows, until the last one has ended.
+// setFormerFlows sets the flags about former flows in the new rule of a service without a flow
+// table. If the service had a flow table before, the flow tables still have its flows, until the
+// last one has ended. If it had none, setFormerFlows sets no flag.
 func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 	svc.huntsEnd = time.Time{}
 	if !svc.hasFormerFlows() {
@@ -392,8 +402,8 @@ func (svc *service) hasFormerFlows() bool {
 
 // endFormerFlows ends the transition of services from persistence table, when the flow tables have
 // none of their flows any more. The argument kept contains the entries that a sweep has counted, by
-// slot. A flow can be entered until the timeout of new flows after the change, by a server's
-// answer.
+// slot. A service has to wait at least its timeout of new flows after the change: until then, the
+// answer of a server can still enter a flow.
 func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 	for _, svc := range s.byName {
 		if !svc.rule.HasFormerFlows() || now.Before(svc.formerSince.Add(svc.Timeouts.New)) ||
@@ -433,7 +443,8 @@ func (s *services) writeRule(svc *service) {
 }
 
 // admit tells the data path which servers of a service get new flows, whether there is one, and
-// what becomes of the flows of failed servers. The servers that get flows again begin slowly.
+// what becomes of the flows of failed servers. Servers that get new flows again after a fault begin
+// slowly, if the service has slow starts.
 func (s *services) admit(svc *service) {
 	unused := s.admitUsable(svc)
 	for _, m := range unused {
@@ -454,6 +465,7 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 		svc.ability, s.abilitiesChanged = ability, true
 	}
 	used := make(map[*member]bool, len(usable))
+	// True also if no server is usable.
 	svc.awaits = !slices.ContainsFunc(usable, func(m *member) bool { return !svc.awaitsCheck(m) })
 	svc.rule.Flags &^= dataplane.RuleTakesFlows
 	for _, m := range usable {

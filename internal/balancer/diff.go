@@ -84,7 +84,7 @@ func (s *services) watchedOf(d *serviceDiff) *watched {
 		}
 		checks := health.Targets([]desired.Service{*svc.Service})
 		for i := range checks {
-			if checks[i].OnPath {
+			if checks[i].OnPath { // the mark of its packets contains the slot
 				checks[i].Mark = svc.member(checks[i].Server).slot
 			}
 		}

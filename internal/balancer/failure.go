@@ -9,18 +9,20 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// hasFailed tells whether a server has a cause because of which its flows may be ended or moved.
-// Passing causes do not suffice: the server may still serve the connections that it has. If the
-// application has ended, the server's kernel resets them.
+// hasFailed tells whether a server with these causes has failed, so that its flows may be ended or
+// moved. It returns false if all causes are passing: the server may still serve the connections
+// that it has. If the application has ended, the server's kernel resets them.
 func hasFailed(all dataplane.Causes) bool {
 	return all&^passing != 0
 }
 
-// usable lists the servers of a service that get new flows: the servers that are not drained and
-// have no cause. A cause that all servers have is ignored, unless the service refuses new flows
-// then. For example, if the health checks of all servers fail, a fault of the checks is more likely
-// than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that still await
-// their first health check are excluded if another server has had its first one, and works.
+// usable lists the servers of a service that get new flows. It leaves out drained servers. Then it
+// leaves out the servers with the cause Unresolved, then those with Unreachable, then those with
+// Failing. If all servers that are left have the cause, it is ignored, unless the service refuses
+// new flows then. For example, if the health checks of all servers fail, a fault of the checks is
+// more likely than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that
+// still await their first health check are excluded if another server has had its first one, and
+// works.
 func (s *services) usable(svc *service) []*member {
 	undrained := only(svc.members, func(m *member) bool { return m.Takes() })
 	chosen := undrained
@@ -54,10 +56,12 @@ func (s *services) refuses(svc *service) bool {
 	return svc.Takes() && len(s.usable(svc)) == 0
 }
 
-// flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
-// with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that
-// the operator has not drained has only FlagDrained if its flows of UDP are to stay. A member that
-// only awaits its first check may have flows: what its checks ask for may have changed.
+// flagsOfUnused returns the flags of a member that gets no new flows. UDP packets of known flows
+// leave a server with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So
+// if a member's UDP flows are to stay, flagsOfUnused replaces FlagFailing by FlagDrained, even
+// though the operator has not drained the member. It does the same, for all protocols, for a member
+// that has no cause and awaits its first check: the member may have flows, because what its checks
+// ask for may have changed.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
 	if m.Takes() && s.causes(m) == 0 && svc.awaitsCheck(m) {
@@ -80,10 +84,11 @@ func (s *services) leaveDrained(svc *service) bool {
 	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0 && !svc.awaits
 }
 
-// endFlows makes packets leave the unused members that have failed, if the service says so. Another
-// server then gets the packets, and resets the connections, which it does not have. endFlows makes
-// the slot of such a member belong to no service. The data path then treats a flow's entry that
-// names this slot as that of another service (bpf/balancer/segments.h).
+// endFlows makes packets leave the unused members that have failed, if the service has on-failure
+// reset. Another server then gets the packets, and resets the connections, which it does not have.
+// endFlows makes the slot of such a member belong to no service. The data path then treats a flow's
+// entry that names this slot as that of another service (bpf/balancer/segments.h). The slots of all
+// other unused members belong to the service again.
 func (s *services) endFlows(svc *service, unused []*member) {
 	for _, m := range unused {
 		service := svc.id

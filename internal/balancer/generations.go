@@ -20,8 +20,9 @@ func (b *Balancer) generationsFile() string {
 }
 
 // loadGenerations reads the generations that an earlier process of this balancer, or another
-// balancer, has written. If the file cannot be read, the balancer starts without former
-// generations, because that is better than no balancer. The first save then sets the file aside.
+// balancer, has written. It returns none if the configuration has no directory for the file. If the
+// file cannot be read, the balancer starts without former generations, because that is better than
+// no balancer. The first save then sets the file aside.
 func (b *Balancer) loadGenerations() serversets.Generations {
 	path := b.generationsFile()
 	if path == "" {
@@ -52,7 +53,9 @@ func (b *Balancer) saveGenerations() {
 	b.noteSave(err)
 }
 
-// noteSave tells once why the generations are not saved, and when they are again.
+// noteSave reports and logs why the generations were not saved, unless the reason is that of the
+// last time. It also reports that they are saved again. Events tell only the first failure and the
+// next success.
 func (b *Balancer) noteSave(err error) {
 	problem := ""
 	if err != nil {

@@ -28,9 +28,9 @@ const (
 	mostHeld = 4096
 )
 
-// holding holds later fragments that came before the first one of their packet. When the first one
-// has passed, it sends them through the data path, in the order in which they came. The goroutine
-// in run owns it. Other goroutines may collect its metrics.
+// holding holds later fragments that came before the first fragment of their packet. When the first
+// fragment has passed, holding sends the later ones through the data path, in the order in which
+// they came. The goroutine in run owns it. Other goroutines may collect its metrics.
 type holding struct {
 	log     *slog.Logger
 	path    fragmentPath
@@ -65,7 +65,7 @@ func newHolding(path fragmentPath, log *slog.Logger) *holding {
 func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) error {
 	stop := context.AfterFunc(ctx, func() { _ = source.Interrupt() })
 	defer stop()
-	for ctx.Err() == nil { // in a flood, Read never gets to the interruption
+	for ctx.Err() == nil { // in a flood, Read always has a fragment, and never returns ErrFlushed
 		f, err := source.Read(h.next())
 		switch {
 		case errors.Is(err, ringbuf.ErrFlushed):
@@ -88,9 +88,10 @@ func (h *holding) next() time.Time {
 	return time.Time{}
 }
 
-// take holds a fragment, or releases those of a packet whose first one has passed. The first one
-// may pass on another core while the data path gives the fragment to this process. The process may
-// then get no news of the first fragment. So take looks for that fragment in the table.
+// take holds a fragment. If f is the news that the first fragment of a packet has passed, take
+// releases the fragments of this packet. The first fragment may pass on another core while the data
+// path gives a later one to this process. The process may then get no news of the first fragment.
+// So take looks for that fragment in the table.
 func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
 	if f.Frame == nil { // f is the news that the first fragment has passed
 		h.release(f.Key, &h.released)
@@ -131,7 +132,8 @@ func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 }
 
 // expire drops the fragments whose time is over. Before that, it looks for the first fragment of
-// the packet in the table, because the news of it is lost if the ring buffer is full.
+// the packet in the table. Normally the news of the first fragment would have released the
+// fragments already. But the news is lost if the ring buffer is full.
 func (h *holding) expire(now time.Time) {
 	for h.order.Len() > 0 && !now.Before(h.next()) {
 		if key := h.order.Front().Value.(held).Key; h.path.HasFirst(key) {

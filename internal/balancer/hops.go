@@ -52,10 +52,11 @@ func targetsOf(cfg *desired.Balancer) []netip.Addr {
 }
 
 // awaitHops waits for the next hops of the servers that a configuration adds. Otherwise packets
-// could be sent to a server that has no next hop yet, and would be dropped. It waits until
-// b.patience after the resolver's first update. Meanwhile the balancer acts on checks and probes of
-// the present servers, as control does. The caller must call setTargets afterwards: the update that
-// follows then also tells what has happened to the node's interfaces meanwhile.
+// could be sent to a server that has no next hop yet, and would be dropped. It returns when all of
+// these next hops are known, but at the latest b.patience after the resolver's first update, or
+// when the context ends. Meanwhile the balancer acts on checks and probes of the present servers,
+// as control does. The caller must call setTargets afterwards: the update that follows then also
+// tells what has happened to the node's interfaces meanwhile.
 func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
 	present := targetsOf(b.cfg)
 	added := addedTo(present, targetsOf(cfg))
@@ -114,7 +115,8 @@ func (b *Balancer) applyHops() {
 	b.admit()
 }
 
-// applyHopsOf is applyHops for a service, until admit.
+// applyHopsOf writes the next hops of a service's members. If that changes the causes of a member,
+// or whether it has had a route of its own, the service becomes stale: admit must look at it again.
 func (b *Balancer) applyHopsOf(name string) {
 	for _, m := range b.services.byName[name].members {
 		causes, routed := b.services.causes(m), m.routed
@@ -125,11 +127,14 @@ func (b *Balancer) applyHopsOf(name string) {
 	}
 }
 
-// applyHop writes the next hop of a member, and sets the causes that follow from it.
+// applyHop writes the next hop of a member, and sets the causes that follow from it. If the
+// resolver has no next hop for the member, applyHop clears the one in the table, but not before
+// this process has attached the data path. If the interface cannot get a port number, applyHop logs
+// that, and the next hop stays.
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]
-	m.setReason(dataplane.Unresolved, true, b.problems[to])
+	m.setReason(dataplane.Unresolved, true, b.problems[to]) // empty if the member has a next hop
 	if !ok {
 		if b.attached {
 			b.plane.Servers.ClearNextHop(m.slot)
@@ -173,10 +178,10 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		}
 		noted := b.slots.Noted(key)
 		mac, port, known := b.plane.Servers.NextHop(slot)
-		if !known && !noted.Routed {
+		if !known && !noted.Routed { // nothing is known of the target's route
 			continue
 		}
-		hop, seen := hops[target(server)] // seen if another service has the target
+		hop, seen := hops[target(server)] // seen: another service has the target too
 		// The target used the default route only if none of its servers had a route of its own.
 		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {

@@ -25,7 +25,7 @@ const sampleInterval = 20 * time.Millisecond
 // process ends, and the next process continues with the last estimates.
 //
 // The goroutine in run samples counters and computes prices. Other goroutines may call all other
-// methods. Only they change which servers there are.
+// methods. Only these methods change which servers there are.
 type inference struct {
 	log    *slog.Logger
 	plane  *dataplane.Plane
@@ -35,7 +35,7 @@ type inference struct {
 
 	mu      sync.Mutex // protects all that follows
 	byName  map[string]*inferred
-	problem string // why prices or estimates could not be written; logged once
+	problem string // why prices or estimates could not be written at the last try; empty: they were
 }
 
 // inferred is a service that infers.
@@ -107,7 +107,8 @@ func (in *inferred) sample(loads *dataplane.LoadTable, now time.Time) {
 	}
 }
 
-// since returns the time from one moment to another in seconds. From the zero time on it is 0.
+// since returns the time from one moment to another in seconds. If the first one is the zero time,
+// it returns 0.
 func since(then, now time.Time) float64 {
 	if then.IsZero() {
 		return 0
@@ -161,6 +162,7 @@ func (n *inference) save(in *inferred) error {
 func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	at := slices.Index(in.suspects, server)
 	about := []any{"service", in.name, "server", server}
+	// Each of these factors is 1 while the server seems well in this respect, and higher otherwise.
 	switch isSuspect := r.NoAnswers*r.SilentFlows > 1; {
 	case isSuspect == (at >= 0): // nothing has changed
 	case isSuspect && r.NoAnswers >= r.SilentFlows:
@@ -179,7 +181,8 @@ func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	}
 }
 
-// logProblem logs an error once, until there is none any more.
+// logProblem logs an error, unless it has the text of the error of the last call. A call with nil
+// ends this, so that the same error is logged again.
 func (n *inference) logProblem(err error) {
 	problem := ""
 	if err != nil {
@@ -225,8 +228,8 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	return n.welcome(in, slotOf)
 }
 
-// of returns the inference of a service. If the settings of its estimator have changed, the
-// inference is a new one.
+// of returns the inference of a service. If there is none, or if the settings of its estimator have
+// changed, of makes a new one. A new one keeps only the polled servers of the one before.
 func (n *inference) of(svc *service) (*inferred, error) {
 	settings := infer.Settings{
 		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.slowStart().Seconds(),
@@ -302,8 +305,9 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	return nil
 }
 
-// restore restores the estimate of a server from the table. It returns false if there is none, or
-// if it is that of another estimator.
+// restore restores the estimate of a server from the table, and the load that the server has told.
+// It returns false if there is no estimate, or if it is that of another estimator. It returns an
+// error if the table or the clock cannot be read.
 func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	estimate, ok, err := n.plane.Estimates.Of(in.slots[server])
 	if !ok || err != nil {

@@ -55,7 +55,7 @@ func (t *transitions) note(cause, before, between, now dataplane.Causes, began, 
 	switch {
 	case before.Has(cause) && !now.Has(cause):
 		t.ended = append(t.ended, ended)
-	case before.Has(cause):
+	case before.Has(cause): // the server has had the cause all the time
 	case now.Has(cause):
 		t.began = append(t.began, began)
 	case between.Has(cause):
@@ -110,7 +110,8 @@ func (s *services) logChanges(log *slog.Logger) {
 	}
 }
 
-// logAll logs up to mostLines changes on a line each, and more changes on one line.
+// logAll logs changes of one kind. If there are at most mostLines, each has a line. If there are
+// more, all share one line.
 func logAll(log *slog.Logger, level slog.Level, text wording, all []change) {
 	if len(all) > mostLines {
 		log.Log(context.Background(), level, text.many, describeMany(all)...)
@@ -128,7 +129,9 @@ func logAll(log *slog.Logger, level slog.Level, text wording, all []change) {
 	}
 }
 
-// describeMany counts changes, and names some of them and the most common reason.
+// describeMany returns the attributes of a line about many changes: their number, the names of
+// some of the servers or services, and the most common known reason. The attribute is "reason" if
+// all changes have this reason. Otherwise it is "reasons", and tells how many have it.
 func describeMany(all []change) []any {
 	noun := "servers"
 	if all[0].server == "" {

@@ -47,12 +47,14 @@ func lossesOf(
 	hadPort, hasPort := takenPorts(diff.before), takenPorts(diff.after)
 	for i := range before {
 		old := &before[i]
+		// now is the service after the change, or nil if it is removed. next is its generation
+		// then.
 		now, next, changes := old, g[old.Name], diff.has(old.Name)
 		if changes {
 			now = diff.after[old.Name]
 		}
 		keepsSome, keepsAll := keptPorts(old, now, hadPort, hasPort)
-		if keepsAll && !changes {
+		if keepsAll && !changes { // a service that does not change can lose a port to another one
 			continue
 		}
 		if now != nil {

@@ -141,9 +141,9 @@ type member struct {
 	desired.Server
 	slot    uint32
 	checked bool // it has health checks, and one of them has had a result
-	probed  bool
+	probed  bool // its agent is probed
 	routed  bool // it has had a route of its own, so that the default route does not count
-	took    bool // it has taken new flows since the last admit
+	took    bool // it took new flows after the last admit, or before this process
 	down    bool // the last event about it says that it is unfit for new flows
 	drained bool // an event says that it has no flow left
 	// since is when this process's probes first found the member unfit. It is zero if they have
@@ -229,13 +229,15 @@ func (s *services) setCause(
 	return svc
 }
 
-// set stores whether the member has the causes, for the data path and for the log.
+// set stores whether the member has a cause, or each of several causes. It also notes new causes
+// for the log.
 func (m *member) set(cause dataplane.Causes, holds bool) {
 	m.causes = m.causes.Set(cause, holds)
 	m.unlogged |= m.causes & cause
 }
 
-// setReason stores why the member got a cause, or lost it.
+// setReason stores why the member got a cause, if it holds, or why the member lost it. An empty
+// reason means that the reason is unknown.
 func (m *member) setReason(cause dataplane.Causes, holds bool, reason string) {
 	why := m.reasons[cause]
 	if holds {
@@ -256,8 +258,8 @@ func (s *services) causes(m *member) dataplane.Causes {
 	return m.causes.Set(dataplane.Unresolved, !s.plane.Servers.HasNextHop(m.slot))
 }
 
-// mostUnfit returns how many of a service's servers the probes may exclude, if this many servers are
-// not drained: a third of these, but at least one.
+// mostUnfit returns the largest number of servers of a service that probes may exclude. It is a
+// third of the servers that are not drained, whose number is the argument, but at least one.
 func mostUnfit(servers int) int { return max(1, servers/3) }
 
 // withoutUnfit excludes members that probes have found unfit, at most the given number. It begins
@@ -288,7 +290,7 @@ func prefer(members []*member, good func(*member) bool) []*member {
 	return members
 }
 
-// ignored returns the causes of those servers of the service that get new flows nevertheless.
+// ignored returns the causes of the servers that get new flows: the service ignores these causes.
 func (s *services) ignored(svc *service) (all dataplane.Causes) {
 	for _, m := range s.usable(svc) {
 		all |= s.causes(m)
@@ -316,7 +318,8 @@ func faultOf(c dataplane.Causes) probe.Fault {
 }
 
 // setFault stores what probes found of a server. It returns the service that admit must look at
-// again. It returns nil if nothing changed, or if a reload has removed the server.
+// again. It returns nil if nothing changed, or if a reload has removed the server, has moved it to
+// another slot or has ended its probes.
 func (s *services) setFault(result probe.Result) *service {
 	svc := s.byName[result.Service]
 	if svc == nil {
@@ -329,7 +332,7 @@ func (s *services) setFault(result probe.Result) *service {
 	if m.causes&dataplane.Probed == 0 {
 		m.since = time.Now()
 	}
-	m.set(dataplane.Probed, false)
+	m.set(dataplane.Probed, false) // a server has at most one of the causes that probes find
 	m.set(causesOfFaults[result.Fault], true)
 	return svc
 }

@@ -23,8 +23,8 @@ const mostMissed = 4
 type polled struct {
 	target poll.Target
 	load   *infer.Load // of the last answer; nil: there is none that counts
-	heard  time.Time   // when it came; zero: there was none
-	missed int         // polls since then
+	heard  time.Time   // when the last answer came; zero: there was none
+	missed int         // the number of polls since the last answer
 }
 
 // recall continues with a load that an earlier process has stored, if it is young enough. The
@@ -74,8 +74,9 @@ func (n *inference) arrangePolls(in *inferred, svc *service) {
 	}
 }
 
-// poll asks all servers of a service if it is time to, and passes what they have answered to the
-// estimator. It returns true if there is something new.
+// poll polls all servers of a service if the interval has passed since the last polls. It passes
+// the present load of each server to the estimator. It returns true if a server has answered since
+// the last call.
 func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 	isDue := now.Sub(in.asked) >= in.interval
 	for i := range in.polled {
@@ -98,7 +99,8 @@ func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 	return news
 }
 
-// ask polls a server. A server that has not answered for too long has no load.
+// ask polls a server. If the server has left more than mostMissed earlier polls in a row
+// unanswered, ask forgets its load, and logs that once.
 func (n *inference) ask(in *inferred, server int) {
 	p := &in.polled[server]
 	err := n.poller.Ask(p.target)

@@ -32,7 +32,8 @@ func (b *Balancer) ReportReasons(report func([]rundir.ServerReason)) { b.reportR
 // mostReasons is the highest number of reasons that are told.
 const mostReasons = 1000
 
-// tellReasons tells why servers are unfit, if that has changed.
+// tellReasons passes the reasons why servers are unfit to the function of ReportReasons, if they
+// have changed since the last call. It passes at most mostReasons, and none without a text.
 func (b *Balancer) tellReasons() {
 	if b.reportReasons == nil {
 		return
@@ -63,7 +64,8 @@ func (b *Balancer) publishAll() {
 }
 
 // publish publishes which servers of a service have become unfit for new flows or fit again since
-// its last call, and whether the service has a fit server.
+// the last call. If the service has lost its last fit server, or has one again, publish publishes
+// that too.
 func (b *Balancer) publish(svc *service) {
 	fit := false
 	for _, m := range svc.members {
@@ -104,7 +106,10 @@ func (m *member) describe(causes dataplane.Causes) string {
 	return strings.Join(texts, ", ")
 }
 
-// publishReload publishes what a change of the desired state does.
+// publishReload publishes a change of the desired state, the servers that it drains or undrains,
+// and the servers whose flows are lost. The losses are those from before the change. Nothing is
+// published if there are no changes. A loss is left out if its number of flows is 0 or unknown, or
+// if its cause is LossForgotten.
 func (b *Balancer) publishReload(
 	diff *serviceDiff, losses []desired.Loss, changes desired.Changes, by string,
 ) {

@@ -26,10 +26,10 @@ type transition struct {
 	isWide bool
 }
 
-// prepare writes all that a desired state needs but the rules of services: servers, the tables that
-// only the programs of this process read, rankings and candidate tables. So packets are handled as
-// before, until enforce. Only the services that follow another state are changed. After an error,
-// prepare and enforce can restore the state before.
+// prepare writes all that a desired state needs, except the rules of services: servers, the tables
+// that only the programs of this process read, rankings and candidate tables. So packets are
+// handled as before, until enforce. Only the services that follow another state are changed. After
+// an error, the caller can call prepare and enforce with the state before, to restore it.
 func (s *services) prepare(
 	cfg *desired.Balancer, generations serversets.Generations,
 ) (*transition, error) {
@@ -71,7 +71,8 @@ func (s *services) prepare(
 }
 
 // enforce puts a state in force that was prepared. The attached programs must have its features.
-// Servers are removed after the tables that name them.
+// If the transition is wide, enforce then removes all that no service needs any more. It removes
+// servers last, after the tables that name them.
 func (s *services) enforce(next *transition) error {
 	if err := s.placeAll(next.changed); err != nil {
 		return err
@@ -104,12 +105,14 @@ type serviceState struct {
 	service    *desired.Service
 	locator    netip.Prefix // of the balancer
 	addresses  []netip.Addr // of the balancer
-	sources    netip.Prefix // of tunnels over IPv4; not valid: one of the addresses
+	sources    netip.Prefix // of tunnels over IPv4; if not valid, one of the addresses is used
 	generation serversets.Generation
-	// names has the name of the balancer and those of all balancers, for services that infer.
+	// names is set only for services that infer. It contains only the name of this balancer and the
+	// peers.
 	names desired.BalancerNode
 }
 
+// newServiceState returns the state of a service of the node, with its generation.
 func newServiceState(
 	service *desired.Service, node *desired.BalancerNode, g serversets.Generation,
 ) *serviceState {
@@ -169,7 +172,7 @@ func (s *services) install(all []*placement) error {
 	}
 	for _, p := range all {
 		s.progress.Add(1)
-		if p.rows == nil {
+		if p.rows == nil { // the table in force stays, and its columns too
 			continue
 		}
 		if p.input.columns {
@@ -177,7 +180,7 @@ func (s *services) install(all []*placement) error {
 				return fmt.Errorf("service %s: %w", p.svc.Name, err)
 			}
 		}
-		p.rows = p.rows.Shape() // those of all services would need a lot of memory
+		p.rows = p.rows.Shape() // the rows of all services at once would need a lot of memory
 	}
 	return nil
 }
@@ -194,7 +197,10 @@ func (s *services) placeAll(all []*placement) error {
 	return nil
 }
 
-// prepareService does all that a service needs before its candidate table, and computes the table.
+// prepareService makes a service ready for its wanted state, except for its rule. It adds the
+// service if it is new, and gives its servers slots. It writes their connection IDs and their
+// ranking, if the service has such. Then it computes the candidate table, which the caller
+// installs.
 func (s *services) prepareService(want *serviceState) (*placement, error) {
 	svc := s.byName[want.service.Name]
 	if svc == nil {
@@ -205,7 +211,8 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
-	s.join(svc)       // admit calls endFlows again
+	// Undoes endFlows for the servers before. Later, admit calls endFlows for those of this state.
+	s.join(svc)
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
 	if err != nil {
@@ -215,6 +222,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	for _, m := range members {
 		svc.named[m.Name] = m
 	}
+	// needsAll tells that the service still needs all slots, entries and IDs that it had.
 	needsAll := isKnown && slices.Equal(slots, svc.slots()) && keepsEntries(before, svc.Service)
 	if err := s.addQUICServers(svc); err != nil {
 		return nil, err
@@ -237,7 +245,9 @@ func keepsEntries(before, now *desired.Service) bool {
 		!before.Persistence.Method().HasIDs && !now.Persistence.Method().HasIDs
 }
 
-// rank makes the ranking of a service that infers have its members.
+// rank begins or continues the estimates of a service that infers, for its present members, and
+// puts the members into its ranking. For other services, rank does nothing: endInferences removes a
+// ranking that they had.
 func (s *services) rank(svc *service, names *desired.BalancerNode) error {
 	if !svc.Placement.Infers() {
 		return nil
@@ -263,8 +273,9 @@ func (s *services) endInference(svc *service) {
 	s.plane.Rankings.Remove(svc.id)
 }
 
-// add gives a new service a number, a label and its first turn. It returns an error if no number is
-// free.
+// add gives a new service a number and a label. It resets the turns of round-robin and the load
+// reports that the tables have for this number, because another service may have had it. add
+// returns an error if no number is free, or if a table cannot be changed.
 func (s *services) add(name string) (*service, error) {
 	if err := s.checkRoom(1); err != nil {
 		return nil, err
@@ -292,18 +303,18 @@ func (s *services) checkRoom(more int) error {
 		"being removed still use theirs", more, more, len(s.free), len(s.byName)+len(s.free))
 }
 
-// claimMembers gives the configured servers their slots. A server that existed before keeps its
-// causes, even if an earlier process has found them. If its health checks now ask for something
-// else, it awaits its first check again.
+// claimMembers gives the configured servers their slots. A server that existed before with the same
+// addresses keeps its causes, even if an earlier process has found them. If its health checks now
+// ask for something else, it awaits its first check again.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := want.service
 	svc.known = s.knownFor(svc, cfg)
 	known := svc.known
 	if svc.usesKnownAsCookie() {
 		// Packets of the rule before still use known_sid on the plain path
-		// (lookup_stateless_plain). Until settle they must ask servers to compare the cookie: a
-		// server must not deliver a packet whose cookie leads elsewhere. With former flows there is
-		// no plain path.
+		// (lookup_stateless_plain). Until settle, these packets must ask servers to compare the
+		// cookie: a server must not deliver a packet whose cookie leads elsewhere. The condition is
+		// false for a service with former flows, because none of its packets takes the plain path.
 		known = knownOf(&desired.Service{
 			Persistence: desired.PersistenceStateless, Candidates: int(svc.rule.Candidates()),
 		}, s.hasHints)
@@ -355,7 +366,9 @@ func (s *services) knownFor(svc *service, cfg *desired.Service) dataplane.Known 
 		known = dataplane.Known{Function: srv6.Deliver}
 	}
 	if svc.rule.HasHalfOpen() {
-		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
+		// Until huntsEnd, servers still wait for the acknowledgement that the balancer knows the
+		// flow.
+		known.Function = srv6.AckStickiness
 	}
 	return known
 }
@@ -391,10 +404,15 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 	return keys
 }
 
-// knownOf returns what packets of known flows ask of a service's servers. The servers of a service
-// that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
-// also asks for load reports. Under a persistence without a flow table, the servers check whether
-// they have the flow. If the balancer has hints, they return packets whose flow they do not have.
+// knownOf returns what packets of known flows ask of a service's servers:
+//
+//   - With cookies, a server checks whether it has the flow. The argument has the width of the
+//     cookie. If the balancer has hints, the server returns a packet whose flow it does not have.
+//   - If flows are found by columns without cookies, a server also checks whether it has the flow.
+//     It always returns a packet whose flow it does not have.
+//   - For other services that do not hunt, a server just delivers the packet.
+//   - For a service that hunts, the packet acknowledges that the balancer knows the flow, which the
+//     server waits for. If load reports order the servers, the packet also asks for a report.
 func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:
@@ -414,7 +432,7 @@ func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 }
 
 // keepOnly makes the table of services contain the wanted services and no others. It frees the
-// numbers of the others.
+// numbers of all other services, and removes their rankings, their tables and their labels.
 func (s *services) keepOnly(wanted map[string]bool) error {
 	if err := s.enter(wanted); err != nil {
 		return err
@@ -424,7 +442,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 			continue
 		}
 		s.progress.Add(1)
-		// If a step fails, reconcile has to start anew.
+		// If a step fails, the next reconcile with this service must write all of it again.
 		svc.follows, svc.placed, svc.label = nil, placing{}, dataplane.ServiceLabel{}
 		s.endInference(svc)
 		err := errors.Join(

@@ -91,6 +91,7 @@ func (r *Rehearsal) ForgetFlows() {
 // be loaded, by the names of the variables.
 func (r *Rehearsal) Constants() map[string]any { return r.balancer.plane.Constants }
 
+// hopsBy returns next hops by which all targets are reached through the same hop.
 func (r *Rehearsal) hopsBy(hop nexthop.Hop) map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for _, target := range targetsOf(r.balancer.cfg) {

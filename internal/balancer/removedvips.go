@@ -13,8 +13,9 @@ import (
 )
 
 // removedVIPs returns the entries of the VIPs that have an entry before a change, but have no
-// service after it. It leaves out those that are forgotten, and the oldest ones if the tables have
-// no room for all.
+// service after it, the last removed ones first. VIPs that were removed earlier are among them.
+// removedVIPs leaves out those that are forgotten, and the oldest ones if the tables have no room
+// for all. The function hasService tells whether a VIP has a service after the change.
 func (s *services) removedVIPs(
 	before []dataplane.ServiceEntry, hasService func(vip dataplane.ServiceEntry) bool,
 ) (removed []dataplane.ServiceEntry, err error) {
@@ -42,7 +43,7 @@ func (s *services) isForgotten(vip dataplane.ServiceEntry, now time.Duration) bo
 	return now-at >= s.dropRemoved || nexthop.IsOwn(vip.VIP())
 }
 
-// forgetVIPs forgets removed VIPs.
+// forgetVIPs removes the entries of the removed VIPs for which isForgotten returns true.
 func (s *services) forgetVIPs() error {
 	if s.removed == 0 {
 		return nil

@@ -23,12 +23,12 @@ type service struct {
 	follows  *serviceState      // what the data path follows; nil: reconcile has to change it
 	label    dataplane.ServiceLabel
 	placed   placing          // the input that its candidate table was built from
-	hasSpare bool             // the candidate table that is not in use may exist
-	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
-	awaits   bool             // the servers that get new flows await their first checks
+	hasSpare bool             // its second candidate table, which is not in use, may exist
+	huntsEnd time.Time        // when RuleHalfOpen ends, after hunting has stopped; zero: not set
+	awaits   bool             // all servers that get new flows await their first checks
 	logged   dataplane.Causes // the ignored causes at the last log
 	down     bool             // the last event about it says that no server is fit
-	refused  bool             // it refused new flows at the last log
+	refused  bool             // according to the log, it refuses new flows
 	ability  Ability
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time
@@ -81,6 +81,8 @@ func loadServices(
 		return nil, err
 	}
 	for id, label := range labels {
+		// The earlier process may have left both candidate tables: hasSpare makes removeSpares
+		// look.
 		byID[id] = &service{Service: &desired.Service{Name: label.Name}, id: id, hasSpare: true}
 		s.byName[label.Name] = byID[id]
 	}
@@ -109,7 +111,8 @@ func (svc *service) slots() []uint32 {
 	return slots
 }
 
-// isStateless tells whether the service's rule has persistence stateless.
+// isStateless tells whether the service's rule in force has persistence stateless. A new service
+// has no rule yet.
 func (svc *service) isStateless() bool {
 	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
@@ -124,12 +127,13 @@ func (svc *service) usesKnownAsCookie() bool {
 // setHealth stores the result of a health check. It returns the service that admit must look at
 // again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setHealth(result health.Result) *service {
+	// changed is the service if the result changes the cause Failing, and nil otherwise.
 	changed := s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
 	svc := s.byName[result.Service]
 	if svc == nil || svc.Health == nil {
 		return changed
 	}
-	if m := svc.member(result.Server); m != nil && !m.checked {
+	if m := svc.member(result.Server); m != nil && !m.checked { // its first result
 		m.checked = true
 		return svc
 	}

@@ -16,14 +16,15 @@ const slowTick = 100 * time.Millisecond
 // flows, and the candidate table stays. This works for every placement, because all of them skip
 // drained servers.
 type slowStart struct {
-	unfit  bool      // the member gets no new flows, because it has a cause
-	since  time.Time // when it became fit; zero: it takes all of its new flows
+	unfit  bool      // the member gets no new flows, and has had a cause since it got the last ones
+	since  time.Time // when the slow start began; zero: there is none
 	credit float64   // grows by the member's share with each tick; 1 pays for a tick with new flows
-	rests  bool
+	rests  bool      // it takes no new flows in this tick
 }
 
-// fits notes whether the member gets new flows (used) and whether it has a cause. If the member was
-// unfit and is used now, fits begins a slow start of the given time.
+// fits notes whether the member gets new flows (used) and whether it has a cause. If the member is
+// not used, fits ends its slow start. If it was unfit and is used now, fits begins a slow start,
+// unless the given time is 0.
 func (s *slowStart) fits(used, hasCause bool, within time.Duration, now time.Time) {
 	switch {
 	case !used:
@@ -36,7 +37,8 @@ func (s *slowStart) fits(used, hasCause bool, within time.Duration, now time.Tim
 	}
 }
 
-// tick decides whether the member takes new flows in the tick that begins now.
+// tick decides whether the member takes new flows in the tick that begins now. When the time within
+// has passed since the slow start began, tick ends the slow start. Without one it does nothing.
 func (s *slowStart) tick(within time.Duration, now time.Time) {
 	if s.since.IsZero() {
 		return
@@ -73,9 +75,9 @@ func (svc *service) slow() time.Duration {
 	return *svc.SlowStart
 }
 
-// pace notes which members are used, and lets servers that were unfit begin slowly. If only such
-// servers are used, none of them rests. A server that only lacked a next hop does not begin slowly:
-// it is new, or only its route was gone.
+// pace notes which members are used, and lets servers that were unfit begin slowly. If all used
+// members would rest now, none of them rests. A server that only lacked a next hop does not begin
+// slowly: it is new, or only its route was gone.
 func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
 	resting := 0
 	for _, m := range svc.members {

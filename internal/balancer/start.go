@@ -59,11 +59,11 @@ func (b *Balancer) fill(t *datapath.Takeover, attach func(*datapath.Takeover) er
 	return b.services.enforce(next)
 }
 
-// withoutPrograms is for fill, if no program is to be attached.
+// withoutPrograms is the argument attach of fill if no program is to be attached.
 func withoutPrograms(*datapath.Takeover) error { return nil }
 
-// reconcile makes the data path follow a desired state, from whatever source, the signal keys and
-// the generations of the services. After an error, another call can restore the state before.
+// reconcile makes the data path follow a desired state, with its signal keys and the generations of
+// its services. After an error, another call with the state before can restore it.
 func (b *Balancer) reconcile(
 	cfg *desired.Balancer, keys desired.SignalKeys, generations serversets.Generations,
 ) error {
@@ -86,7 +86,7 @@ func (b *Balancer) prepare(
 }
 
 // start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
-// first update.
+// first update. If the context ends before that, start returns nil, and nothing is attached.
 func (b *Balancer) start(ctx context.Context) error {
 	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 	// It starts at the resolver's first update. Before that update, no next hop can be known.
@@ -146,12 +146,13 @@ func (b *Balancer) attach() error {
 	b.publishAll()
 	b.logChanges()
 	b.showVLANTags()
-	b.trySweep() // otherwise the numbers of flows are unknown until the first tick
+	b.trySweep() // otherwise the numbers of flows are unknown until control sweeps
 	close(b.ready)
 	return nil
 }
 
-// holdFragments says on which interfaces fragments arrive that are held.
+// holdFragments tells the reader of held fragments on which interfaces they arrive, and the mode of
+// XDP on each.
 func (b *Balancer) holdFragments(attached []datapath.Attached) {
 	ifindexes, modes := make([]int, len(attached)), make([]datapath.Mode, len(attached))
 	for i, a := range attached {

@@ -18,7 +18,7 @@ import (
 // Hook is a point at which the kernel runs a program of an instance.
 type Hook struct {
 	At       ebpf.AttachType // ebpf.AttachXDP, AttachTCXIngress or AttachTCXEgress
-	Priority uint16          // of a filter: lower ones run first, and others' must differ
+	Priority uint16          // of a filter, lower ones first; no foreign filter may have the same
 	Pin      string          // the name of the link's pin; empty: the link ends with the process
 }
 
@@ -69,7 +69,8 @@ func (l *Loader) claim(t *Takeover, places []Place) error {
 	return nil
 }
 
-// settle detaches the programs of earlier processes at all other places.
+// settle detaches the programs of earlier processes at all places except the given ones: links
+// whose hook has no place, and filters on interfaces without a place.
 func (l *Loader) settle(places []Place) error {
 	used, ifindexes := map[Hook]bool{}, []int{}
 	for _, place := range places {
@@ -87,8 +88,9 @@ func (l *Loader) settle(places []Place) error {
 	return RemoveFilters(l.Instance, ifindexes...)
 }
 
-// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than
-// 6.6.
+// attachTC runs a program at a hook for TC. If an earlier process has left a tcx link for the
+// place, the link gets the new program. Otherwise attachTC makes a tcx link. If the kernel has no
+// tcx, because it is older than 6.6, attachTC adds a filter of the queueing discipline clsact.
 func (l *Loader) attachTC(t *Takeover, place Place) error {
 	if l.unpinned[place.Hook] != nil {
 		return nil // this process has attached it already
@@ -152,7 +154,7 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	if err != nil {
 		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
-	err = t.UpdateLink(prog, ifindex, pin)
+	err = t.UpdateLink(prog, ifindex, pin) // the mode of the link stays
 	if err == nil && modeOf(iface) == Generic {
 		return Attached{Generic, errKept}, nil
 	}
@@ -172,7 +174,8 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	return attached, t.PinLink(l, prog, pin)
 }
 
-// attachXDP attaches a program in native mode, or else in generic mode.
+// attachXDP attaches a program in native mode. If that fails, it tries generic mode, unless the
+// error shows that generic mode would fail too (worthGeneric).
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
 	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
 	l, noNative := link.AttachXDP(options)
@@ -252,7 +255,8 @@ func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 }
 
 // keep pins a program by its number before it is attached, for the next process. The end of the
-// takeover removes the pins of programs that are attached no more.
+// takeover removes the pins of programs that are no longer attached. If the takeover is undone, a
+// new pin is removed.
 func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
 	id, isNew, err := keepProgram(dir, prog)
 	if err != nil {
@@ -295,8 +299,8 @@ func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	return nil
 }
 
-// PinLink pins a new link of a program, and closes it when the takeover ends. A link that is pinned
-// there already works until then.
+// PinLink pins a new link of a program, and closes it when the takeover ends. Undo detaches it. A
+// link that is pinned there already works until the takeover ends.
 func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
 	t.held = append(t.held, l)
 	t.OnUndo(l.Detach)

@@ -37,7 +37,7 @@ func (t *Takeover) attachFilter(instance string, place Place) error {
 		return fmt.Errorf("add filter %q to interface %d: %w", filter.Name, place.Ifindex, err)
 	}
 	t.OnUndo(func() error {
-		if before == nil {
+		if before == nil { // there was no filter
 			return netlink.FilterDel(filter)
 		}
 		place.Program = before
@@ -106,6 +106,8 @@ func RemoveFilters(instance string, keep ...int) (err error) {
 	return err
 }
 
+// removeAllFilters is one attempt of RemoveFilters. The error is netlink.ErrDumpInterrupted if the
+// list of interfaces or filters has changed while it was read.
 func removeAllFilters(instance string, keep []int) error {
 	devices, err := netlink.LinkList()
 	if err != nil {
@@ -124,6 +126,8 @@ func removeAllFilters(instance string, keep []int) error {
 	return nil
 }
 
+// removeFilters removes the filters of a name that an interface has for packets that it receives or
+// sends, as parent says. It returns nil if the interface no longer exists.
 func removeFilters(device netlink.Link, parent uint32, name string) error {
 	filters, err := netlink.FilterList(device, parent)
 	if errors.Is(err, unix.ENODEV) { // an interface was removed meanwhile

@@ -91,7 +91,8 @@ func checkMounted() error {
 	return nil
 }
 
-// Instances returns the instances on this host, sorted by name.
+// Instances returns the instances on this host, sorted by name. A balancer counts as soon as its
+// tables have pins, and an agent as soon as its program has one.
 func Instances() ([]Instance, error) {
 	if err := checkMounted(); err != nil {
 		return nil, err
@@ -146,7 +147,7 @@ type Attachment struct {
 	// Interface is the name of the interface. It is empty if the interface is in another network
 	// namespace than the reader.
 	Interface string `json:"interface"`
-	Mode      Mode   `json:"mode"` // empty if Interface is
+	Mode      Mode   `json:"mode"` // empty if Interface is empty
 	// HiddenVLANTags tells why the program may not see the VLAN tags of frames. It is
 	// empty if the program sees them, or if Interface is empty.
 	HiddenVLANTags string `json:"hidden_vlan_tags,omitempty"`

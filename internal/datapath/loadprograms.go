@@ -88,7 +88,9 @@ func LoadOn(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) e
 }
 
 // openMaps opens the lasting maps that an earlier process has left. It returns those that this
-// build can use. The caller closes them, also after an error.
+// build can use. It adds the names of maps without a pin to l.missing, and those of expendable maps
+// with another layout to l.Replaced. A map to be kept with another layout is an error. The caller
+// closes the returned maps, also after an error.
 func (l *Loader) openMaps(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	kept := map[string]*ebpf.Map{}
 	for _, declared := range l.Maps {

@@ -154,7 +154,8 @@ func elsewhere(pin string, ifindex int) error {
 		"node.instance", filepath.Base(dir), ifindex, name)
 }
 
-// runsXDP tells whether the interface of this network namespace runs a program.
+// runsXDP tells whether the interface of this network namespace with the index runs this XDP
+// program. It returns false if there is no such interface.
 func runsXDP(ifindex int, program ebpf.ProgramID) (bool, error) {
 	if ifindex == 0 {
 		return false, nil
@@ -170,7 +171,8 @@ func runsXDP(ifindex int, program ebpf.ProgramID) (bool, error) {
 	return xdp != nil && xdp.ProgId == uint32(program), nil
 }
 
-// runsTCX tells whether the interface of this network namespace has a link.
+// runsTCX tells whether the interface of this network namespace with the index has the tcx link
+// with this ID. It returns false if there is no such interface.
 func runsTCX(ifindex int, at ebpf.AttachType, id link.ID) (bool, error) {
 	if ifindex == 0 {
 		return false, nil
@@ -200,7 +202,8 @@ func (l *Loader) Check(ifindexes ...int) error {
 	return err
 }
 
-// CheckXDP returns an error if an interface runs an XDP program that is not the instance's.
+// CheckXDP returns an error if an interface runs an XDP program that is not the instance's, or if
+// there is no such interface.
 func CheckXDP(ifindex int, instance string) error {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {

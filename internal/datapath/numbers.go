@@ -107,7 +107,7 @@ func releasePrograms(dir string, kept map[ebpf.ProgramID]bool) error {
 		}
 		l, err := link.LoadPinnedLink(filepath.Join(dir, entry.Name()), nil)
 		if err != nil {
-			continue // a program or a map
+			continue // the pin is that of a program or a map
 		}
 		if info, err := l.Info(); err == nil {
 			used[info.Program] = true

@@ -34,7 +34,8 @@ func MapsOf(program *ebpf.Program, specs map[string]*ebpf.MapSpec) (map[string]*
 	return maps, nil
 }
 
-// addMap opens a map, and adds it if it has one of the names.
+// addMap opens the map with the kernel's number id. If its name is in keys, addMap adds it to maps.
+// Otherwise it closes the map.
 func addMap(maps map[string]*ebpf.Map, keys map[string]string, id ebpf.MapID) error {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {

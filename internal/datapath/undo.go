@@ -64,8 +64,9 @@ func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
 // What is pinned at path already is kept until the takeover ends.
 func (t *Takeover) Pin(object pinnable, path string) error { return t.pin(object, path, os.Remove) }
 
-// pin exchanges the new pin with the old one, so that undo need not pin the old object again. At
-// the end of the takeover, the function remove removes the old pin.
+// pin exchanges the new pin with the old one, so that undo need not pin the old object again. If
+// the takeover succeeds, the function remove removes the old pin at its end. If nothing is pinned
+// at path, pin only adds the new pin, and undo removes it.
 func (t *Takeover) pin(object pinnable, path string, remove func(path string) error) error {
 	next, err := pinNext(object, path)
 	if err != nil {
@@ -91,8 +92,8 @@ func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 
-// Undo removes what Pin has pinned. It is for a process that ends before it has attached its
-// programs.
+// Undo removes what Pin has pinned. If Load has made the directory of the pins, it removes the
+// whole directory. Undo is for a process that ends before it has attached its programs.
 func (l *Loader) Undo() error {
 	if l.isFirst {
 		return RemoveDir(l.Instance)

@@ -27,7 +27,7 @@ var ErrHiddenTags = errors.New("XDP may not see the VLAN tags of the interface")
 // hider is an interface with active offloads that hide VLAN tags from XDP. The interface is in the
 // calling thread's network namespace.
 type hider struct {
-	name, of string // of says which end of a veth it is
+	name, of string // of says in messages which end of a veth it is, and is empty for others
 	offloads []string
 }
 
@@ -101,8 +101,8 @@ func visitHiders(ifindex int, visit func(hider) error) error {
 	return visitHidersOf(receivers, visit)
 }
 
-// visitHidersOf visits the interfaces that hide the tags of frames at receivers. The error names
-// each receiver whose tags stay hidden.
+// visitHidersOf visits the interfaces that hide the tags of frames at receivers. It continues after
+// an error. The error that it returns is ErrHiddenTags, and names each receiver that failed.
 func visitHidersOf(receivers []netlink.Link, visit func(hider) error) (err error) {
 	for _, receiver := range receivers {
 		failed := visitHider(receiver, visit)
@@ -133,7 +133,9 @@ var isUpper = map[string]bool{
 	"bond": true, "bridge": true, "macvlan": true, "macvtap": true, "openvswitch": true, "team": true,
 }
 
-// visitHider visits the interface that hides the tags of frames at a receiver, if there is one.
+// visitHider visits the interface that hides the tags of frames at a receiver, if there is one. For
+// a veth, that is its other end. For all others it is the receiver itself. It returns an error if
+// interfaces below the receiver hide the tags: no offload of the receiver can change that.
 func visitHider(receiver netlink.Link, visit func(hider) error) error {
 	switch {
 	case receiver.Type() == "veth":

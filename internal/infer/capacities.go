@@ -13,7 +13,8 @@ import "math"
 type Capacities struct {
 	servers []learned
 	// common[i] is the expected number of servers with the capacity possible[i], by the last
-	// estimates. A server about which little is known is assumed to be like these.
+	// estimates. A server about which little is known is assumed to have one of these capacities,
+	// with probabilities in proportion to the numbers of servers.
 	common [len(possible)]float64
 	// contradiction is the constant of this name. Tests change it.
 	contradiction float64
@@ -159,10 +160,11 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 	}
 }
 
-// probabilities returns the probabilities of the possible capacities by Bayes' rule. The services
-// are exponential with an unknown rate. The prior of the rate is a gamma distribution around the
-// average, and that of the capacity comes from common. One additional server of each capacity
-// ensures that no capacity is impossible.
+// probabilities returns the probabilities of the possible capacities by Bayes' rule. The times of
+// services are exponential with an unknown rate. The prior of the rate is a gamma distribution
+// around the average, which follows from service, the mean time of a service. The prior of the
+// capacity is in proportion to common (Capacities.common), with one additional server of each
+// capacity, so that no capacity is impossible.
 func (r *record) probabilities(service float64, common *[len(possible)]float64) (p [len(possible)]float64) {
 	highest := math.Inf(-1)
 	above := r.above()

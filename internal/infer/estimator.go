@@ -96,7 +96,7 @@ type Counters struct {
 type Estimator struct {
 	settings   Settings
 	servers    []server
-	home       []int32     // servers whose home is this balancer
+	home       []int32     // indexes of the servers whose home is this balancer
 	capacities *Capacities // of territories
 	usual      bounds      // of learned capacities
 	speeds     *Speeds     // of HLB
@@ -111,7 +111,7 @@ type server struct {
 	position int  // in the order of preference
 	away     bool // its home is another balancer
 	last     Counters
-	counted  bool    // last is known
+	counted  bool    // last contains the counters of a sample
 	age      float64 // time since the slow start began, in seconds
 	since    events
 	answers  answers
@@ -124,15 +124,15 @@ type server struct {
 	isSuspect bool
 	aftermath float64 // time in seconds for which flows of a fault may still be there
 	credit    float64 // number of trials left: see Trials
-	stale     uint32  // new flows that do not count
+	stale     uint32  // new flows that do not count: see Price.Stale
 	load      *Load   // by the server's own account; nil: not known
 }
 
 // events are the numbers of flows to which something happened in this window.
 type events struct {
 	placed, answered float64 // see Counters
-	left             float64 // are not counted any more
-	ended            float64 // of those that left: with a FIN or RST
+	left             float64 // flows that had been answered, and count no more
+	ended            float64 // flows among those in left that ended with a FIN or RST
 }
 
 // suspicion returns the factor by which the server's unit is multiplied.
@@ -173,11 +173,12 @@ func NewEstimator(s Settings) (*Estimator, error) {
 // UsesDurations tells whether Step needs the durations of flows (Observe).
 func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
 
-// Arrange sets the servers and the balancers. What was learned of a server stays while each list
-// has its name. The weights are those of the configuration: 0 is a server that takes no new flows.
-// Without balancers, or if there is only this one, all servers have their home here. A new server
-// gets a slow start, unless there were no servers before. Arrange fails, and changes nothing, if
-// names are not unique, a weight is negative or not finite, or self is not one of the balancers.
+// Arrange sets the servers and the balancers. What was learned of a server stays if the servers of
+// the last Arrange have its name too. The weights are those of the configuration: 0 is a server
+// that takes no new flows. Without balancers, or if there is only this one, all servers have their
+// home here. A new server gets a slow start, unless there were no servers before. Arrange fails,
+// and changes nothing, if names are not unique, a weight is negative or not finite, or self is not
+// one of the balancers.
 func (e *Estimator) Arrange(members []Member, balancers []string, self string) error {
 	if len(balancers) == 0 {
 		balancers = []string{self}
@@ -209,6 +210,8 @@ func (e *Estimator) Arrange(members []Member, balancers []string, self string) e
 	return nil
 }
 
+// checkMembers returns an error if two servers have the same name, or if a weight is negative or
+// not finite.
 func checkMembers(members []Member) error {
 	seen := make(map[string]bool, len(members))
 	for _, m := range members {
@@ -223,6 +226,8 @@ func checkMembers(members []Member) error {
 	return nil
 }
 
+// checkBalancers returns an error if two balancers have the same name, or if this balancer is not
+// among them: here is its index, or negative.
 func checkBalancers(balancers []string, here int) error {
 	sorted := slices.Sorted(slices.Values(balancers))
 	if len(slices.Compact(sorted)) < len(balancers) {
@@ -234,7 +239,8 @@ func checkBalancers(balancers []string, here int) error {
 	return nil
 }
 
-// origins returns the present index of each member, or -1 if it is new.
+// origins returns, for each member, the index that the server of its name has had since the last
+// Arrange, or -1 if the member is new.
 func (e *Estimator) origins(members []Member) []int32 {
 	index := make(map[string]int32, len(e.servers))
 	for i := range e.servers {
@@ -302,7 +308,9 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 	s.since.add(&c, &last)
 	if e.capacities == nil || s.aftermath > 0 {
-		return // flows that are not served do not show the capacity
+		// If capacities are learned, the server is ill, or was ill until recently. Flows that are
+		// not served do not show the capacity.
+		return
 	}
 	e.capacities.Had(int32(server), count(c.Established), seconds)
 	for i, n := range c.Ended {
@@ -396,6 +404,7 @@ func (e *Estimator) Restart(server int) {
 	e.setPrice(server)
 }
 
+// setPrices sets the prices of all servers from the present state.
 func (e *Estimator) setPrices() {
 	if e.settings.Kind.IsPolled() {
 		e.comparePolled()
@@ -405,6 +414,8 @@ func (e *Estimator) setPrices() {
 	}
 }
 
+// setPrice sets the price of a server from the present state. Slow start and suspicion multiply its
+// unit.
 func (e *Estimator) setPrice(server int) {
 	s := &e.servers[server]
 	unit, extra := e.base(server)
@@ -418,7 +429,9 @@ func (e *Estimator) setPrice(server int) {
 	s.price.Stale = s.stale
 }
 
-// base returns the unit of a server without slow start and suspicion, and the extra delay.
+// base returns the unit of a server without slow start and suspicion, and its extra delay. The unit
+// is the inverse of the server's capacity or weight, whichever the kind has. It is infinite for a
+// server that takes no new flows.
 func (e *Estimator) base(server int) (unit, extra float64) {
 	s := &e.servers[server]
 	switch {
@@ -434,10 +447,10 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 		unit = 1
 	case e.settings.Kind == SED:
 		unit = e.numerator / s.Weight
-	default:
+	default: // TerritoryConfigured
 		unit = 1 / s.Weight
 	}
-	if s.away { // a territory
+	if s.away { // only in a territory
 		extra = e.capacities.Wait(int32(server))
 	}
 	return unit, extra
@@ -448,8 +461,8 @@ const leastShare = 1. / 16
 
 // slow returns the factor by which the slow start multiplies the unit of a server. The inverse of
 // the factor, which is the server's share, increases linearly. In a territory, the capacity of a
-// server in slow start never seems less than one flow, unless it is. Otherwise the server would get
-// nothing while other servers are idle.
+// server in slow start never seems less than one flow, unless the capacity itself is less.
+// Otherwise the server would get nothing while other servers are idle.
 func (e *Estimator) slow(age, unit float64) float64 {
 	if age >= e.settings.SlowStart {
 		return 1

@@ -27,7 +27,7 @@ const seed = "segue home 1\x00"
 // have an equal share of the total weight, because a balancer could not notice that it has too few
 // home servers for its traffic. The servers are assigned in the order of their hashes, so that each
 // balancer gets some of each kind. Territory infers the state of other servers from a balancer's
-// home servers. This is right only if the home servers are like the others
+// home servers. These inferences are right only if the home servers are like the other servers
 // (docs/research/placement.md). Balancers with the same members agree, whatever the order of the
 // members.
 func Homes(servers []Member, balancers []string) []int32 {

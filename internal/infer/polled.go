@@ -70,8 +70,9 @@ func (e *Estimator) measureOf(s *server) float64 {
 }
 
 // polledPrice returns the unit and the extra delay of a server. For GSQ2 the queue is the delay,
-// and own flows only decide between equal queues. Otherwise the unit is 1 for the server with the
-// highest weight, and the data path takes each server with a probability of 1 / unit.
+// and this balancer's flows only decide between equal queues. Otherwise the unit is 1 for the
+// server with the highest weight, and the data path takes each server with a probability of 1 /
+// unit.
 func (e *Estimator) polledPrice(s *server) (unit, extra float64) {
 	if e.settings.Kind == GSQ2 {
 		return 0, e.measureOf(s)

@@ -82,7 +82,8 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 // possible, all units are exact in the fields of a Price. Otherwise rounding would decide between
 // servers of equal delay, and always for the same ones. The largest unit is about 1.
 func numerator(members []Member) float64 {
-	least, multiple := math.Inf(1), 1.0 // the least weight; a common multiple of the weights
+	// least is the least weight, and multiple a common multiple of the weights.
+	least, multiple := math.Inf(1), 1.0
 	for _, m := range members {
 		if m.Weight > 0 {
 			least = min(least, m.Weight)

@@ -81,7 +81,8 @@ func (r *Ranking) Best(random uint64) (server int32, score float64) {
 	return at - r.first, root.score
 }
 
-// BestOf is as Best, among some candidates, for example those of a bucket.
+// BestOf returns the server with the smallest score among some candidates, for example those of a
+// bucket. Otherwise it works as Best does.
 func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, score float64) {
 	score, ties := math.Inf(1), int32(0)
 	for _, c := range candidates {

@@ -183,7 +183,7 @@ func (s *Speeds) measure() bool {
 			seen++
 		}
 	}
-	if sum == 0 {
+	if sum == 0 { // no durations, or all of them are 0
 		return false
 	}
 	average := sum / float64(seen)

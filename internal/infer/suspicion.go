@@ -135,8 +135,9 @@ type conduct struct {
 // comparedFor is the time in seconds after which an event is compared e times less.
 const comparedFor = 2
 
-// judge updates one belief of each server, which the function of returns, after a window of the
-// given time in seconds. It compares each server with the sums of the other servers.
+// judge updates one belief of each server after a window of the given time in seconds. The function
+// of returns this belief of a server. Its field now has the events of the window. judge compares
+// each server with the sums of the other servers.
 func judge(servers []server, of func(*server) *conduct, seconds float64) {
 	var now, recent outcome
 	left := math.Exp(-seconds / comparedFor)
@@ -146,6 +147,7 @@ func judge(servers []server, of func(*server) *conduct, seconds float64) {
 		c.recent = c.now.plus(c.recent, left)
 		now, recent = now.plus(c.now, 1), recent.plus(c.recent, 1)
 	}
+	// Without the server's own events, the sums are those of the other servers.
 	for i := range servers {
 		c := of(&servers[i])
 		c.age(seconds)
@@ -193,7 +195,8 @@ const (
 	trialAnswers = 2
 )
 
-// suspect judges all servers at the end of a window. The argument is the time since the last step.
+// suspect judges all servers at the end of a window, and begins the next window. Until the window
+// has lasted for windowTime, it does nothing. The argument is the time since the last step.
 func (e *Estimator) suspect(seconds float64) {
 	if e.window += seconds; e.window < windowTime {
 		return
@@ -214,7 +217,8 @@ func (e *Estimator) suspect(seconds float64) {
 }
 
 // treat does what follows from the belief about a server. A server that is watched gets the given
-// trials for this window, and can save up at most the given number. When a server is no longer
+// trials for this window, and can save up at most the given number. A home server without flows
+// gets trials too if capacities are learned. All others have none. When a server is no longer
 // suspect, it begins a slow start. If its flows fall silent, treat forgets its capacity: it was
 // learned from such flows before the server was known to be ill.
 func (e *Estimator) treat(server int, trials, most float64) {
@@ -260,7 +264,7 @@ func (s *server) isWatched() bool {
 }
 
 // trickle returns the number of trials that a watched server gets in a window, and the largest
-// number that it can save up. A well server would answer trialAnswers of the latter.
+// number that it can save up. Of this largest number, a well server would answer trialAnswers.
 func (e *Estimator) trickle() (trials, most float64) {
 	var all events
 	servers := 0.0

@@ -110,9 +110,9 @@ func (t *Territory) seen(server int32) float64 {
 	return t.wait[server]
 }
 
-// Best returns the server for a new flow, or -1 if there is none. The assumption of symmetry adds
-// the same number to the delays of all servers of other balancers. So it suffices to compare the
-// best home server with the best other server.
+// Best returns the server for a new flow, or -1 if there is none. It returns the best home server,
+// unless the best other server would have fewer waiting flows. The assumption of symmetry adds the
+// same number to the delays of all servers of other balancers. So it suffices to compare these two.
 func (t *Territory) Best() int32 {
 	near, nearDelay := t.home.Best(0)
 	far, farDelay := t.away.Best(0)
@@ -125,7 +125,8 @@ func (t *Territory) Best() int32 {
 	return t.order[far+t.homes]
 }
 
-// BestOf is as Best, among some candidates, for example those of a bucket.
+// BestOf returns the server for a new flow among some candidates, for example those of a bucket, or
+// -1 if there is none. The order of choice is that of Territory.
 func (t *Territory) BestOf(candidates []uint16) int32 {
 	best, bestScore, others := int32(-1), score{}, t.others()
 	for _, c := range candidates {

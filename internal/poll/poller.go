@@ -56,7 +56,7 @@ func (p *Poller) SetKeys(keys desired.SignalKeys) {
 	p.keys = keys
 }
 
-// Close closes the socket, if there is one. Answers are received no more.
+// Close closes the socket, if there is one. The poller then receives no further answers.
 func (p *Poller) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +114,9 @@ func (p *Poller) request(t Target) ([]byte, error) {
 	return m.encode(p.keys[0]), nil
 }
 
-// take takes a datagram. It refuses a second answer to the same request, so a replay has no effect.
+// take takes a datagram. It refuses all but the first answer to the last request to a target, so a
+// replay has no effect. An answer without a load ends the request, and the target keeps its last
+// answer with a load.
 func (p *Poller) take(b []byte, now time.Time) {
 	p.received.Add(1)
 	p.mu.Lock()
@@ -149,7 +151,8 @@ func (p *Poller) Answer(id uint32) (Answer, bool) {
 	return a, ok
 }
 
-// Forget removes all that is known of a target, because it is asked no more, or is another server.
+// Forget removes the last answer of a target, and the last request to it. The caller calls Forget
+// when it no longer polls the target, or when the ID is to stand for another server.
 func (p *Poller) Forget(id uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -60,12 +60,14 @@ func (r *Responder) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = r.conn.Close() })()
 	receive(r.conn, func(b []byte, from sender) {
 		if answer := r.answer(b); answer != nil {
-			_, _ = r.conn.WriteToUDPAddrPort(answer, from) // the balancer asks again
+			// An error is ignored, because the balancer asks again.
+			_, _ = r.conn.WriteToUDPAddrPort(answer, from)
 		}
 	})
 }
 
-// answer returns the answer to a datagram, or nil if there is none.
+// answer returns the answer to a datagram. If the load of the service is not known, the answer says
+// so. The result is nil if the datagram is no request with a right tag, or if there are no keys.
 func (r *Responder) answer(b []byte) []byte {
 	r.received.Add(1)
 	keys := r.keys.Load()

@@ -9,9 +9,9 @@ import (
 	"fmt"
 )
 
-// Digest identifies the sets of a service and its history: the number of servers that a column
-// keeps, or 0 if the service does not find flows by columns. Balancers whose digests of a service
-// are equal have the same candidate tables.
+// Digest returns a hash of the sets of a service and of its history. The history is the number of
+// servers that a column keeps, or 0 if the service does not find flows by columns. Balancers whose
+// digests of a service are equal have the same candidate tables.
 func Digest(sets []Set, history int) uint32 {
 	text, err := json.Marshal(sets)
 	if err != nil {

@@ -67,8 +67,8 @@ func (g Generations) Next(services []desired.Service) Generations {
 	return g.NextOf(services, func(string) bool { return true })
 }
 
-// NextOf returns what Next returns, if all changed services are those that the function names. It
-// does not compare the sets of the other services.
+// NextOf is Next if the caller knows which services may have changed: the function changed returns
+// true for their names. NextOf does not compare the sets of other services that have a generation.
 func (g Generations) NextOf(services []desired.Service, changed func(name string) bool) Generations {
 	next := make(Generations, len(services))
 	for i := range services {
@@ -91,11 +91,13 @@ func (g Generation) Equal(other Generation) bool {
 	if len(g.Sets) != len(other.Sets) || g.Number != other.Number {
 		return false
 	}
+	// If the first sets are at the same address, both generations share memory.
 	return len(g.Sets) == 0 || &g.Sets[0] == &other.Sets[0] || reflect.DeepEqual(g.Sets, other.Sets)
 }
 
-// Next returns the generation in which the set of the service is the present one. It keeps at most
-// service.Generations sets.
+// Next returns the generation in which the set of the service is the present one. If it is the
+// present one in g already, the number stays. Otherwise Next begins a new generation, and a former
+// set that is equal moves to the front. It keeps at most service.Generations sets.
 func (g Generation) Next(service *desired.Service) Generation {
 	set, most := SetOf(service), service.Generations
 	equal := func(other Set) bool { return reflect.DeepEqual(set, other) }
@@ -162,6 +164,7 @@ func (g Generation) Validate() error {
 	return nil
 }
 
+// validate returns an error that names the first value of the set that no configuration can have.
 func (s Set) validate() error {
 	if s.Placement == "" || s.Placement.Method().Stored != s.Placement {
 		return fmt.Errorf("placement %q: not known", s.Placement)

@@ -11,8 +11,8 @@ import (
 // 2·Skip and so on, modulo the number of buckets. A server with Skip 0 is not in the table.
 type Permutation struct{ Offset, Skip uint32 }
 
-// BuildPermuted is as Build, but the permutations of the servers are arguments instead of
-// following from the names. It is for examples of algorithm 3, such as figure 6 of 6LB. All
+// BuildPermuted works as Build does, but the caller gives the permutations of the servers. Build
+// derives them from the names. It is for examples of algorithm 3, such as figure 6 of 6LB. All
 // servers have weight 1, and their indexes are their names.
 //
 // Errors are those of Build. An offset that is not a bucket, and a skip that does not visit all

@@ -38,7 +38,8 @@ func newSchedule(walks []walk, weights []uint32) schedule {
 	return s
 }
 
-// round gives a turn to every server of the next class.
+// round gives a turn to every server of the class with the next turn, until the table is full. It
+// then removes servers whose permutation is exhausted, and the class if it has no server left.
 func (s *schedule) round(g *grid) {
 	c := &(*s)[0]
 	exhausted := false

@@ -118,8 +118,8 @@ func Build(servers []Server, buckets, candidates int) (*Table, error) {
 	})
 }
 
-// BuildColumns is as Build, but fills one column after the other. The first column is the table
-// with one candidate (Maglev's). So the first candidates are in proportion to the weights,
+// BuildColumns works as Build does, but fills one column after the other. The first column is the
+// table with one candidate (Maglev's). So the first candidates are in proportion to the weights,
 // whatever the number of candidates. Each further column is also in proportion, as far as this is
 // possible: a row contains a server only once. BuildColumns is for placements that use a further
 // candidate only if they cannot use the first one. Errors are those of Build.

@@ -54,7 +54,8 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 	return attached, nil
 }
 
-// places returns where the programs run, in the order of hooks.
+// places returns where the programs run, in the order in which they are attached: see hooks. The
+// program of checkHook comes before the XDP programs.
 func (p *Plane) places(links []nexthop.Link) (places []datapath.Place) {
 	for i, side := range p.Sides {
 		places = append(places, datapath.Place{

@@ -166,7 +166,8 @@ func (b *backup) keepFlows(table *FlowTable, slots map[uint32]bool) {
 	}
 }
 
-// keepCounters stores the counters of a slot, and the sums to which they are about to be added.
+// keepCounters stores the counters and the load of a slot, which are about to change. The first
+// call also stores the sums by reason, to which the counters of removed servers are added.
 func (b *backup) keepCounters(slot uint32) error {
 	objects := &b.plane.Objects
 	var counters slotCounters
@@ -193,9 +194,10 @@ func (b *backup) keepCounters(slot uint32) error {
 	return nil
 }
 
-// restore makes the tables as they were. Servers are restored before the services that name them,
-// and removed after these services. restore continues after an error, and returns all errors.
-// Another call does nothing.
+// restore makes the tables as they were. Servers that were in use are restored before the services
+// that name them. All other slots are restored after these services, because until then, the
+// present services may name them. restore continues after an error, and returns all errors. Another
+// call does nothing.
 func (b *backup) restore() error {
 	if b.restored {
 		return nil
@@ -234,9 +236,9 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 	}
 }
 
-// restoreRankings makes services use their former rankings, whose lines the takeover has not
-// changed. It also restores the prices from which the ranks follow, and the numbers at which the
-// counts of a ranked server begin.
+// restoreRankings makes services use their former rankings, whose lines the takeover has kept. It
+// also restores the prices from which the ranks follow, and the numbers at which the counts of a
+// ranked server begin.
 func (b *backup) restoreRankings() {
 	for slot := range b.loads {
 		b.plane.Loads.putPrice(uint32(slot), &b.loads[slot])
@@ -259,7 +261,8 @@ func (b *backup) rank() error {
 	return b.plane.Rankings.Rank(ranked)
 }
 
-// restoreTables puts the replaced tables of services back, and removes the added ones.
+// restoreTables puts the replaced tables of services back. A table that was added in a place that
+// was empty is removed.
 func (b *backup) restoreTables() error {
 	var errs []error
 	for key, table := range b.tables {

@@ -61,7 +61,7 @@ func (r *Rows) Candidates(bucket, generation int) []uint16 {
 	return slots
 }
 
-// slot returns the slot of a server.
+// slot returns the slot for an element of servers, which may be a number or NoServer.
 func (r *Rows) slot(server uint16) uint16 {
 	if r.slots == nil || server == NoServer {
 		return server
@@ -120,7 +120,8 @@ func (p *Plane) Uninstall(number uint32) error {
 	return errors.Join(p.remove(p.Objects.Tables, number), p.remove(p.Objects.Columns, number))
 }
 
-// remove removes an element of a map of maps, if it exists.
+// remove removes a table from a map of maps, if it exists, and the table's pin. During a takeover,
+// the backup keeps the table, and the pin stays.
 func (p *Plane) remove(outer *ebpf.Map, number uint32) error {
 	if err := p.backup.keepTable(outer, number); err != nil {
 		return err
@@ -149,8 +150,9 @@ func (r *Rows) words() uint32 {
 	return uint32(max(1, (len(r.servers)+candidatesPerWord-1)/candidatesPerWord))
 }
 
-// fill writes slots into words, which are the part of a table that begins at the word first. Slots
-// behind the last row are 0.
+// fill writes the slots of the rows into words. The words are a part of the candidate table: the
+// argument first is the index of the part's first word in the table. Slots behind the last row
+// are 0.
 func (r *Rows) fill(first int, words []uint64) {
 	servers := r.servers[min(first*candidatesPerWord, len(r.servers)):]
 	into := slotsIn(words)
@@ -209,16 +211,17 @@ type numberedTable struct {
 }
 
 // put puts tables into a map of maps, in place of those that have their numbers. After an error,
-// some of them may be in place. Only tables that are in place then have pins.
+// some of them may be in place. put then removes the pins of the tables that are not in place.
+// During a takeover, the end of the takeover removes these pins.
 func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	err := p.putAll(outer, tables)
-	if err != nil && p.backup == nil { // the end of a takeover does the same
+	if err != nil && p.backup == nil { // there is no takeover
 		err = errors.Join(err, p.releaseTables())
 	}
 	return err
 }
 
-// putAll is put, but leaves pins that are of no use after an error.
+// putAll is put, but after an error it does not remove pins.
 func (p *Plane) putAll(outer *ebpf.Map, tables []numberedTable) error {
 	var numbers, descriptors []uint32
 	var former []ebpf.MapID
@@ -321,8 +324,8 @@ func (p *Plane) Holds(number uint32, rows *Rows) bool {
 
 // Settle returns when all packets that were in the data path at the call have left it. The kernel
 // waits for these packets when an element of a map of maps is replaced, so Settle replaces one that
-// no service uses. It frees the lines of former rankings. Settle returns an error if the kernel
-// cannot replace the element.
+// no service uses. It also frees the lines of the rankings that were replaced before the call.
+// Settle returns an error if the kernel cannot replace the element.
 func (p *Plane) Settle() error {
 	former := len(p.Rankings.former)
 	if err := p.Install([]NumberedRows{{p.spareTable(), &Rows{}}}); err != nil {

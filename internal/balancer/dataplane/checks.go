@@ -60,8 +60,8 @@ func (t *CheckTable) close() error {
 	return unix.Munmap(t.memory)
 }
 
-// Replace makes the data path send the packets of these checks, by slot, and drop those of all
-// others.
+// Replace makes the data path send the packets of these checks, by slot, and drop the packets of
+// all other checks.
 func (t *CheckTable) Replace(checks map[uint32]Check) {
 	for slot := range t.checks {
 		entry := balancerCheck{}

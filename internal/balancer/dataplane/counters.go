@@ -93,8 +93,9 @@ func (p *Plane) RetireCounters(slot uint32) error {
 }
 
 // Offers returns the number of connections that were offered to the slot's server first, the number
-// of these that any server answered, and the number of connections that the server accepted. Offers
-// returns an error if a counter cannot be read.
+// of these that any server answered, and the number of connections that the server accepted. The
+// last number includes connections that were offered to another server first. Offers returns an
+// error if a counter cannot be read.
 func (p *Plane) Offers(slot uint32) (probe.Offers, error) {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 // DryRun is a copy of xdp_lb that decides what happens to a packet, and why, and changes no table:
 // bpf/balancer/decision.h. Only one goroutine may use it at a time.
 //
-// A real packet of a service that infers corrects outdated ranks before it is placed. The copy
-// cannot do so. So Run corrects all ranks by another program first. Packets and the process of the
-// balancer do the same all the time.
+// When a real packet of a service that infers is placed, xdp_lb first corrects outdated ranks. The
+// copy cannot do so. So Run first corrects all ranks by another program, rank_servers. This changes
+// nothing but ranks, and packets and the balancer's process do the same all the time.
 type DryRun struct {
 	slots   uint32 // of servers
 	objects struct {

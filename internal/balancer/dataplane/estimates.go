@@ -88,7 +88,8 @@ func (t *EstimateTable) Add(slot uint32, e *Estimate) {
 	t.stored = append(t.stored, e.stored())
 }
 
-// Put writes the estimates since the last Put. It returns an error if the table cannot be written.
+// Put writes the estimates that were added since the last Put. If it fails, they are lost. Put
+// returns an error if the table cannot be written.
 func (t *EstimateTable) Put() error {
 	slots, stored := t.slots, t.stored
 	t.slots, t.stored = t.slots[:0], t.stored[:0]

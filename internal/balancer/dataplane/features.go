@@ -42,7 +42,7 @@ func (r ServiceRule) features() Features {
 	needed := placementFeature(balancerPlacement(r.Methods&0xf)) | persistenceFeature(persistence)
 	switch persistence {
 	case balancerPersistencePERSISTENCE_STATELESS, balancerPersistencePERSISTENCE_HINT:
-		needed |= featureHints // if there is a hint table
+		needed |= featureHints // without a hint table, the method mask removes it again
 	}
 	// The flags tell which flows of an earlier method the service may still have.
 	if r.HasHalfOpen() {

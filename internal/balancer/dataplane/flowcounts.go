@@ -93,6 +93,7 @@ func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error
 		count := balancerFlowCount{Time: uint64(now)}
 		if slot < uint32(len(kept)) {
 			copy(count.Flows[:], kept[slot].Flows[:])
+			// Readers see closing flows as closed: see countsOf.
 			count.Flows[FlowClosed] += kept[slot].Flows[FlowClosing]
 			copy(count.HalfOpen[:], kept[slot].HalfOpen[:])
 		}
@@ -110,8 +111,9 @@ const (
 	readPause    = 5 * time.Millisecond
 )
 
-// Read reads the counts of all slots, so that they are all of one sweep. They can be of two sweeps
-// only if a process was killed while it stored them, until the next process sweeps.
+// Read reads the counts of all slots, so that they are all of one sweep. It waits while the
+// balancer stores counts, but not longer than readAttempts times readPause. So if a process was
+// killed while it stored counts, they can be of two sweeps until the next process sweeps.
 func (t *FlowCountTable) Read() *SweptCounts {
 	version := &t.sweep.Flows[0]
 	for attempt := 1; ; attempt++ {

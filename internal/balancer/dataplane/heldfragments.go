@@ -75,7 +75,8 @@ func (h *HeldFragments) ArriveBy(ifindexes []int, modes []datapath.Mode) {
 	h.arrivals.Store(&all)
 }
 
-// Interrupt makes Read return ringbuf.ErrFlushed when it has returned all that is there.
+// Interrupt makes Read return ringbuf.ErrFlushed, after it has returned all fragments that are
+// waiting in the ring buffer.
 func (h *HeldFragments) Interrupt() error { return h.reader.Flush() }
 
 // Pending tells whether Read would return at once.
@@ -165,8 +166,9 @@ func sideOf(arrivals []arrival, ifindex int) (int, error) {
 	return 0, fmt.Errorf("interface %s has no program", link.Attrs().Name)
 }
 
-// sendBySocket makes the program encapsulate a frame, and sends it through the port of its next
-// hop.
+// sendBySocket makes the program encapsulate a frame, and sends the result through the port of the
+// next hop to which it is addressed. It returns ErrNotForwarded if the program does not forward the
+// frame, and another error if no next hop has the frame's addresses any more.
 func (h *HeldFragments) sendBySocket(program *ebpf.Program, f HeldFragment) error {
 	const mostHeaders = 256 // XDP_PACKET_HEADROOM
 	run := &ebpf.RunOptions{Data: f.Frame, DataOut: make([]byte, len(f.Frame)+mostHeaders)}
@@ -187,7 +189,9 @@ func (h *HeldFragments) sendBySocket(program *ebpf.Program, f HeldFragment) erro
 	return h.socket.send(run.DataOut, ifindex)
 }
 
-// portOf returns the interface through which a frame of the data path leaves.
+// portOf returns the interface through which a frame of the data path leaves. It searches for a
+// next hop with the frame's destination and source MAC addresses. It returns false if there is
+// none.
 func (d *Directory) portOf(frame []byte) (ifindex uint32, ok bool) {
 	const mask = 1<<48 - 1
 	to, from := binary.LittleEndian.Uint64(frame)&mask, binary.LittleEndian.Uint64(frame[6:])&mask

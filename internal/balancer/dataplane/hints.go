@@ -102,7 +102,7 @@ func (t *HintTable) Sweep() {
 	}
 }
 
-// swept returns a word after a sweep.
+// swept returns a word after a sweep: of its hints, the recent ones are idle, and all others free.
 func swept(word uint64) uint64 {
 	for shift := 0; shift < 64; shift += hintBits {
 		if word>>shift&useMask == hintRecent {

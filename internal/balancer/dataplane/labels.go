@@ -73,7 +73,8 @@ func (p *Plane) LabelService(id uint32, label ServiceLabel) error {
 	return nil
 }
 
-// UnlabelService frees the number of a service. It returns no error if no service has the number.
+// UnlabelService removes the label of the service with this number, so that the number is free. If
+// no service has the number, UnlabelService returns nil.
 func (p *Plane) UnlabelService(id uint32) error {
 	err := p.Objects.ServiceLabels.Delete(id)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -107,7 +108,7 @@ func eachLabel[Label balancerServerLabel | balancerServiceLabel](
 			do(numbers[i], &read[i])
 		}
 		if err != nil {
-			return nil // these were the last ones
+			return nil // ErrKeyNotExist: the labels just read were the last ones
 		}
 	}
 }

@@ -69,7 +69,7 @@ func linesOf(places uint32) (lines uint32) {
 }
 
 // arrange gives each slot a place from 0 to len(slots)-1, and returns the slots by place. A slot
-// keeps the place that it has before, if possible.
+// keeps the place that it has in before, if this place still exists and no other slot has it.
 func arrange(slots []uint32, before map[uint32]uint32) []uint32 {
 	const vacant = NoServer
 	placed := slices.Repeat([]uint32{vacant}, len(slots))
@@ -91,7 +91,8 @@ func arrange(slots []uint32, before map[uint32]uint32) []uint32 {
 }
 
 // fillTree fills the lines of a ranking whose leaves have these ranks
-// (bpf/balancer/tables/ranking.h).
+// (bpf/balancer/tables/ranking.h). Each node of a higher level gets the lowest rank of a line of
+// the level below. Nodes without a server get rankNone.
 func fillTree(lines []balancerRankLine, ranks []uint64) {
 	for len(lines) > 0 { // one level at a time, the leaves first
 		var lowest []uint64

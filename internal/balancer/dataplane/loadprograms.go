@@ -56,7 +56,8 @@ func serverSlots(servers uint32) uint32 {
 	return min(2*servers, NoServer)
 }
 
-// load loads the objects, and pins nothing before the kernel has accepted the programs.
+// load loads the objects, maps the tables into memory, and writes the identity if there is none. It
+// then pins the new tables, as the last step, so that it leaves no pin if a step fails.
 func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog.Logger) error {
 	var hasIdentity bool
 	err := p.Loader.Load(spec, &p.Objects, func(kept map[string]*ebpf.Map) (map[string]any, error) {

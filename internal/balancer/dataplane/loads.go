@@ -17,13 +17,14 @@ import (
 // change has two rankings for a moment.
 func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 
-// timedFlows returns how many flows are timed at once, for a flow table of so many flows: a
-// sixteenth, and at most 65536, which fit into the second-level cache. It is a power of two.
+// timedFlows returns how many flows are timed at once. The argument is the number of flows that the
+// flow table is made for. The result is about a sixteenth of it, and at most 65536: so many fit
+// into the second-level cache. It is a power of two.
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
-// reservoirs, mapped into this process. Packets change all of it, except the prices and the numbers
-// at which counts begin.
+// reservoirs, mapped into this process. Only this process changes the prices, the numbers at which
+// counts begin, and the marks of servers whose flows are timed. Packets change all other fields.
 type LoadTable struct {
 	memory     [3][]byte
 	loads      []balancerLoad
@@ -79,8 +80,8 @@ func (n loadNumbers) current() (unconfirmed, established uint32) {
 	return uint32(max(0, n.unconfirmed())), uint32(max(0, n.established))
 }
 
-// numbers reads the numbers of a slot. Packets can change the other words after the first one is
-// read.
+// numbers reads the numbers of a slot. It reads three words one after the other, and packets can
+// change them meanwhile.
 func (t *LoadTable) numbers(slot uint32) loadNumbers {
 	load := &t.loads[slot]
 	// The low half of the word is the number of established flows, and the high half is that of
@@ -153,8 +154,8 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 }
 
 // Try gives the slot's server a number of trials: as soon as it is ranked again, it gets at least
-// this number of the next flows. The number 0 ends all trials. Packets may take trials at the same
-// time.
+// this number of the next flows. If it has more trials left, it keeps them. The number 0 ends all
+// trials. Packets may take trials at the same time: if one does, Try changes nothing.
 func (t *LoadTable) Try(slot, flows uint32) {
 	trials := &t.loads[slot].Trials
 	if left := atomic.LoadInt32(trials); flows == 0 || left < int32(flows) {
@@ -179,13 +180,13 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
 	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
 	if atomic.LoadInt32(&t.loads[slot].Trials) > 0 {
-		score &= ScoreTie // a delay of 0
+		score &= ScoreTie // a server with trials left has a delay of 0
 	}
 	return score
 }
 
-// forgetLoad removes the trials of the slot's server, and the sample of durations: the server was
-// removed, and is added again.
+// forgetLoad removes the trials of the slot's server, and its sample of durations. It is for a
+// removed server that is added again while it still has its slot.
 func (p *Plane) forgetLoad(slot uint32) error {
 	if p.backup != nil {
 		if err := p.backup.keepCounters(slot); err != nil {

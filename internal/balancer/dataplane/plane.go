@@ -35,7 +35,7 @@ type Plane struct {
 	Observed  *FlowTable // flows of services without a flow table, for placement infer
 	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
 	Hints     *HintTable
-	Clock     *FlowClock // the clock of both flow tables
+	Clock     *FlowClock // the clock of the flow tables
 	Sweeper   *Sweeper
 	// FlowCounts are what the last sweep has counted. Slots writes them.
 	FlowCounts *FlowCountTable
@@ -44,7 +44,8 @@ type Plane struct {
 	Estimates  *EstimateTable
 	Probes     *ProbeTable
 	Checks     *CheckTable
-	// Held are later fragments that came before the first one. Another goroutine owns them.
+	// Held are later fragments that came before the first fragment of their packet. Another
+	// goroutine owns them.
 	Held *HeldFragments
 	// Constants are the values of the variables with which programs that use these tables and have
 	// all features must be loaded, by the names of the variables.
@@ -96,7 +97,7 @@ type SideObjects struct {
 // SetHost describes the interface to the programs on it: which frames are for this host, and how
 // frames are sent back. SetHost returns an error if a variable cannot be written.
 func (s *Side) SetHost(link nexthop.Link) error {
-	hairpin := uint32(0)
+	hairpin := uint32(0) // the interface cannot send by XDP_TX
 	if hairpins(link) {
 		hairpin = uint32(link.Index)
 	}

@@ -117,8 +117,8 @@ func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
 }
 
 // send probes the servers of the slots. In native mode, XDP sends the probes as it sends clients'
-// packets, with ifindex as the interface on which they arrive. In generic mode, the kernel sends
-// the frames of XDP like those of the host. A packet socket does the same, so send uses one.
+// packets, with ifindex as the interface on which they arrive. In generic mode, send uses a packet
+// socket: its frames leave as frames of XDP in generic mode do, like those of the host.
 func (t *ProbeTable) send(slots []uint32, ifindex int, mode datapath.Mode) error {
 	if len(slots) == 0 {
 		return nil

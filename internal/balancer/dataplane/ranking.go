@@ -68,13 +68,16 @@ func (r *Rankings) close() error {
 	return errors.Join(errs...)
 }
 
-// load finds out which lines are in use, and which places servers have. A process can be killed
-// while it changes a ranking. So servers can have places that do not belong to their ranking. Set
-// replaces such a ranking.
+// load finds out which lines are in use, and which places servers have, after an earlier process. A
+// process can be killed while it changes a ranking. Servers can then have places that do not belong
+// to the service's ranking. The next call of Set for the service then makes a new ranking, because
+// Rankings.has returns false.
 func (r *Rankings) load(servers []balancerServer) {
 	for service := range r.byService {
 		if at := r.region(uint32(service)); at.count > 0 && !r.space.occupy(at) {
-			r.publish(uint32(service), region{}, 0) // no process writes such a ranking
+			// The lines overlap others, or are outside of the map. No process writes such a
+			// ranking.
+			r.publish(uint32(service), region{}, 0)
 		}
 	}
 	for slot := range servers {
@@ -105,8 +108,9 @@ func (r *Rankings) publish(service uint32, at region, servers int) {
 }
 
 // Set makes the service's ranking have the servers of these slots, in any order. Their prices must
-// be set. The servers that take new flows can be chosen at once. Set returns an error if there is
-// no room, or if a system call fails.
+// be set. The servers that take new flows can be chosen at once. If the ranking has these servers
+// and no others already, Set does nothing. Without slots, Set removes the ranking. It returns an
+// error if there is no room, or if a system call fails.
 func (r *Rankings) Set(service uint32, slots []uint32) error {
 	before := r.placeOf[service]
 	switch {
@@ -152,8 +156,9 @@ func (r *Rankings) has(service uint32, slots []uint32) bool {
 	return true
 }
 
-// take puts free lines into use. If there are none, it waits until no packet uses those of former
-// rankings. A takeover keeps these, because an undo needs them.
+// take puts the given number of free lines into use. If there is no gap of this size, it waits
+// until no packet uses the lines of former rankings, and frees them. During a takeover it does not
+// do so, because an undo needs these lines.
 func (r *Rankings) take(count uint32) (region, error) {
 	at, ok := r.space.take(count)
 	if !ok && len(r.former) > 0 && r.plane.backup == nil {
@@ -169,7 +174,8 @@ func (r *Rankings) take(count uint32) (region, error) {
 	return at, nil
 }
 
-// ranks returns the ranks of the servers in these slots.
+// ranks returns the ranks of the servers in these slots: the score of a server that takes new flows
+// of the service, and rankNone for another.
 func (r *Rankings) ranks(service uint32, slots []uint32) []uint64 {
 	ranks := make([]uint64, len(slots))
 	for i, slot := range slots {

@@ -25,7 +25,7 @@ type Reader struct {
 	// FlowCounts are the flows at the last sweep. A Reader does not read the flow tables
 	// themselves, because they can have gigabytes.
 	FlowCounts *FlowCountTable
-	Clock      *FlowClock // the clock of both flow tables
+	Clock      *FlowClock // the clock of the flow tables
 	Loads      *LoadTable
 	Estimates  *EstimateTable
 

@@ -35,9 +35,9 @@ func locatorWord(address netip.Addr) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// SetDomain sets the locators that belong to the domain. For a balancer within the domain it sets
-// none, because such a balancer does not guard the domain. SetDomain returns an error if the table
-// cannot be written.
+// SetDomain sets the locators that belong to the segment routing domain: those of the balancer and
+// of all servers. For a balancer within the domain it sets none, because such a balancer does not
+// guard the domain. SetDomain returns an error if the table cannot be written.
 func (p *Plane) SetDomain(cfg *desired.Balancer) error {
 	domain := map[uint64]uint32{}
 	if !cfg.Node.IsInternal() {

@@ -55,6 +55,7 @@ func (t *ServiceTable) All() []ServiceEntry {
 	}
 }
 
+// all returns copies of the entries that are not free, in any order.
 func (l *serviceLines) all() []ServiceEntry {
 	var all []ServiceEntry
 	for e := range l.entries() {
@@ -118,8 +119,8 @@ func (t *ServiceTable) Replace(entries []ServiceEntry, wait func() error) error 
 	return t.settle(wait)
 }
 
-// settle waits until no packet uses the table that is not in force, unless a call has done so
-// already.
+// settle waits until no packet uses the table that is not in force. If a call has already waited
+// since the last replacement, settle returns at once.
 func (t *ServiceTable) settle(wait func() error) error {
 	if !t.unsettled {
 		return nil
@@ -150,7 +151,8 @@ func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
 // place returns the line where the search for an entry begins: service_place in
 // bpf/balancer/tables/services.h.
 func (t *ServiceTable) place(entry ServiceEntry) int {
-	// The key is the VIP in two words, and the port, protocol and kind in the low half of the third.
+	// The key is the VIP in two words, and the port, protocol and kind in the low half of the
+	// third.
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
 	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
 	return int(spread(sum) >> (64 - serviceBits))

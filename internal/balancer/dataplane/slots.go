@@ -56,7 +56,7 @@ func LoadSlots(p *Plane) (*Slots, error) {
 			Source:  addrOf(server.Source),
 		}
 		s.byKey[key], s.bySlot[slot] = slot, key
-		if p.Servers.Flags(slot)&FlagInUse == 0 {
+		if p.Servers.Flags(slot)&FlagInUse == 0 { // an earlier process has retired it
 			s.retired[slot] = 0
 		}
 	}
@@ -106,7 +106,7 @@ func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFl
 		s.plane.Servers.servers[slot].Service = service
 		s.plane.Servers.SetKnown(slot, known)
 		present := s.plane.Servers.Flags(slot)
-		if present&FlagInUse == 0 {
+		if present&FlagInUse == 0 { // the slot was retired
 			flags |= FlagFailing
 			if err := s.plane.forgetLoad(slot); err != nil {
 				return 0, err
@@ -175,8 +175,8 @@ func (s *Slots) Noted(key ServerKey) Notes {
 	}
 }
 
-// TookFlows tells whether a server has taken new flows until now. A server that has no slot, or a
-// retired one, has not been drained nor unfit, so for it TookFlows returns true.
+// TookFlows tells whether a server has taken new flows until now. It also returns true for a server
+// without a slot or with a retired one, because that server was neither drained nor unfit.
 func (s *Slots) TookFlows(key ServerKey) bool {
 	slot, ok := s.byKey[key]
 	return !ok || s.IsRetired(slot) || s.plane.Servers.TakesFlows(slot)
@@ -193,7 +193,8 @@ func (s *Slots) free() (uint32, error) {
 		"are not swept yet: node.limits.servers is too low", len(s.plane.Servers.servers), len(s.retired))
 }
 
-// retire removes the server from a slot. The next packets of the server's flows are placed anew.
+// retire takes the server of a slot out of use. The next packets of the server's flows are placed
+// anew. The slot keeps its name and its counters until release.
 func (s *Slots) retire(slot uint32) error {
 	s.plane.Servers.SetFlags(slot, 0)
 	s.plane.Servers.ClearNextHop(slot)
@@ -266,7 +267,8 @@ func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 	return nil
 }
 
-// sweep frees the flows of the slots. It keeps all other flows, however old they are.
+// sweep frees the flow entries of the given slots. It keeps those of all other slots, however old
+// they are.
 func (s *Slots) sweep(slots map[uint32]bool) error {
 	_, err := s.plane.Sweeper.Sweep(func(yield func(uint32, FlowLifetimes) bool) {
 		for slot := range uint32(len(s.plane.Servers.servers)) {
@@ -278,8 +280,9 @@ func (s *Slots) sweep(slots map[uint32]bool) error {
 	return err
 }
 
-// release frees a slot. It holds the lock of counting, so that no reader in this process counts
-// while the counters are moved.
+// release frees a slot: it moves the slot's counters to the sums by reason, and forgets the name
+// and the load of the server. It holds the lock of counting, so that no reader in this process
+// counts while the counters are moved.
 func (s *Slots) release(slot uint32) error {
 	s.plane.counting.Lock()
 	defer s.plane.counting.Unlock()

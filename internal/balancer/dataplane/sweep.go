@@ -40,8 +40,9 @@ var Forever = FlowLifetimes{math.MaxUint16, math.MaxUint16, math.MaxUint16, math
 // sweptStates is SWEPT_STATES in bpf/balancer/sweep.bpf.c.
 const sweptStates = 8
 
-// swept returns the form of the lifetimes in the program. Due is the age at which the program frees
-// an entry or makes it silent.
+// swept returns the form of the lifetimes in the program. Due has, by state, the age at which the
+// program changes an entry. It makes an established or closing entry silent or frees it, whichever
+// is due. It frees all other entries.
 func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{

@@ -16,7 +16,7 @@ import (
 
 const (
 	copiedWords        = 1 << 16              // COPIED_WORDS in bpf/balancer/copytable.bpf.c
-	copiedWordsSection = ".data.copied_words" // likewise
+	copiedWordsSection = ".data.copied_words" // the section of copied_words in the same file
 	copiedWordsMap     = "copied_words"
 	copiedSize         = copiedWords * 8 // bytes
 )

@@ -169,8 +169,10 @@ type ScoredServer struct {
 // mostScored is how many servers a trace lists.
 const mostScored = 4
 
-// describeScores returns the servers with the lowest scores, at this moment, or the one that was
-// picked otherwise. It returns an error if the candidate table cannot be read.
+// describeScores returns the servers among which a new flow is placed. The data path has picked the
+// server of the slot picked. If it chooses by scores, the result lists the servers with the lowest
+// scores at this moment. Otherwise it lists only the picked server. describeScores returns nil if
+// the placement does not infer, and an error if the candidate table cannot be read.
 func (v *View) describeScores(
 	service uint32, rule dataplane.ServiceRule, bucket, picked uint32,
 ) (*TracedScores, error) {
@@ -218,7 +220,9 @@ func (v *View) equalsOfFirst(slots []uint32) (equal int) {
 	return equal
 }
 
-// scored returns the slots that a flow of a bucket can be given to.
+// scored returns the slots to which a flow of a bucket can be given. They are those of the bucket's
+// row if the placement chooses among candidates, and those of all servers of the service otherwise.
+// Servers that take no new flows are left out.
 func (v *View) scored(
 	service uint32, rule dataplane.ServiceRule, bucket uint32,
 ) (slots []uint32, err error) {

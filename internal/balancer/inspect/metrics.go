@@ -127,6 +127,8 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	collectServers(out, services)
 }
 
+// collectHints collects the capacity of the hint table, and the number of hints by use. Without a
+// hint table all are 0.
 func (c *Collector) collectHints(out chan<- prometheus.Metric) {
 	hints, err := c.view.tables.Hints()
 	if err != nil {
@@ -175,6 +177,10 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState) {
 	}
 }
 
+// collectServer collects the metrics of a server. The labels are the names of the service and of
+// the server. Metrics that the server does not have are left out: serverHealthyDesc before the
+// first check, those of offers without placement hunt, those of loads without a placement that
+// infers, and the numbers of flows before a sweep has counted them.
 func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string) {
 	counter(out, serverPacketsDesc, server.Packets, labels...)
 	counter(out, serverBytesDesc, server.Bytes, labels...)
@@ -200,6 +206,7 @@ func hasHop(server *ServerState) bool {
 	return server.NextHop != nil && !slices.Contains(server.Causes, ServerUnreachable)
 }
 
+// collectHunt collects the metrics of a server that is offered flows.
 func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string) {
 	counter(out, offersDesc, hunt.Offered, labels...)
 	counter(out, signalsDesc, hunt.Created, append(labels[:2:2], "create")...)
@@ -213,6 +220,7 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 	}
 }
 
+// collectReports collects the last load report of a server, and the numbers of reports by result.
 func collectReports(out chan<- prometheus.Metric, reports *ReportState, labels []string) {
 	if reports.Load != nil {
 		gauge(out, reportedLoadDesc, *reports.Load, labels...)
@@ -225,6 +233,8 @@ func collectReports(out chan<- prometheus.Metric, reports *ReportState, labels [
 	}
 }
 
+// collectInferred collects the metrics of a server whose load is inferred. Before the first
+// estimate, there are only the numbers of flows.
 func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []string) {
 	with := func(label string) []string { return append(labels[:2:2], label) }
 	gauge(out, countedDesc, float64(i.New), with("new")...)
@@ -258,6 +268,7 @@ func collectPolled(out chan<- prometheus.Metric, p *PolledLoad, labels []string)
 	}
 }
 
+// collectFlows collects the numbers of a server's flows by state.
 func collectFlows(out chan<- prometheus.Metric, counts dataplane.FlowCounts, labels []string) {
 	for state, count := range map[dataplane.FlowState]uint64{
 		dataplane.FlowNew:         counts.New,

@@ -83,8 +83,8 @@ type ServiceState struct {
 	// Refuses tells whether new flows are refused because all servers that are not drained have
 	// failed.
 	Refuses bool `json:"refuses"`
-	// Ignored are the causes of servers that get new flows nevertheless, because each server that
-	// is not drained has a cause.
+	// Ignored are the causes of servers that get new flows nevertheless: all servers that are not
+	// drained have a cause, or probes find more servers unfit than they may exclude.
 	Ignored []Condition    `json:"ignored"`
 	Servers []*ServerState `json:"servers"` // by name
 
@@ -231,7 +231,7 @@ func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
-// List is Brief with nothing but the services and the flow table.
+// List is Brief, but the snapshot has only the services and the flow table.
 func (v *View) List(wanted func(service string) bool) (s *Snapshot, err error) {
 	s = &Snapshot{}
 	counts := v.tables.FlowCounts.Read()
@@ -242,6 +242,7 @@ func (v *View) List(wanted func(service string) bool) (s *Snapshot, err error) {
 	return s, err
 }
 
+// removedVIPs reads the VIPs that have lost their last service, and their counters.
 func (v *View) removedVIPs() ([]RemovedVIP, error) {
 	all, err := v.tables.RemovedVIPs()
 	if err != nil {
@@ -254,7 +255,8 @@ func (v *View) removedVIPs() ([]RemovedVIP, error) {
 	return removed, nil
 }
 
-// addReasons moves the reasons of conditions from the record of the process to the servers.
+// addReasons moves the reasons of conditions from the record of the process to the servers. It
+// drops the reason of a condition that the server no longer has.
 func (s *Snapshot) addReasons() {
 	if s.Configuration == nil {
 		return
@@ -320,7 +322,8 @@ func readInside(instance string) (*datapath.Attachment, error) {
 	return &datapath.Attachment{}, nil
 }
 
-// RatesSince sets the rates since an earlier snapshot of the same instance.
+// RatesSince sets the rates since an earlier snapshot of the same instance, and the shares of
+// servers in the placed flows. A server that the earlier snapshot does not have counts from 0.
 func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
 	before := map[serverLabel]*ServerState{}
@@ -393,6 +396,8 @@ func (v *View) services(
 	return services, v.addServers(byName, counts)
 }
 
+// newServiceState returns a service without its servers. The label and the entry are those of the
+// same service.
 func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
 	vip, port, protocol := entry.Matches()
 	inference := newInferenceState(label, entry.Rule)
@@ -448,7 +453,8 @@ func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.S
 	return nil
 }
 
-// serverNames reads the names of the servers of one or more services, and perhaps of others.
+// serverNames reads the names of all servers, by slot. For a single service, it reads only the
+// names of this service's servers, which is faster.
 func (v *View) serverNames(services map[string]*ServiceState) (map[uint32]dataplane.ServerName, error) {
 	if len(services) == 1 {
 		for name, service := range services {
@@ -537,6 +543,7 @@ func (v *View) server(
 	return server, err
 }
 
+// reports returns the last report of the slot's server, and the numbers of its reports by result.
 func (v *View) reports(slot uint32) (*ReportState, error) {
 	state, err := v.lastReport(slot)
 	if err != nil {
@@ -546,7 +553,9 @@ func (v *View) reports(slot uint32) (*ReportState, error) {
 	return &state, err
 }
 
-// lastReport returns the last report of the slot's server, without the counts.
+// lastReport returns the last report of the slot's server, without the counts. All fields are nil
+// if there is no report. Load is also nil if the server has reported that it does not know its
+// load.
 func (v *View) lastReport(slot uint32) (state ReportState, err error) {
 	last, ok, err := v.tables.Report(slot)
 	if err != nil {
@@ -597,8 +606,9 @@ func interfaceNames() map[int]net.Interface {
 	return byIndex
 }
 
-// addShares reads the service's candidate table and counts the buckets of each server: those whose
-// new flows it gets, or is offered first.
+// addShares sets the share of each server in the buckets of the service's candidate table: of the
+// buckets whose new flows it gets, or is offered first. Services that infer, or that have no table,
+// have no shares.
 func (v *View) addShares(service *ServiceState) error {
 	if service.Buckets == 0 || service.Inference != nil {
 		return nil
@@ -621,9 +631,9 @@ func (v *View) addShares(service *ServiceState) error {
 // firstTakers returns, for each bucket, the slot of the first server of its row that takes new
 // flows (list_taking in bpf/balancer/tables/candidates.h). If a row has no such server, the result
 // contains that of the next row. But if flows must stay in their rows, it then contains the first
-// server of the row that can be reached (list_own_row). Under round-robin a row is a turn, and the
-// result lacks the turns of servers that take no new flows. The result is empty if no server takes
-// new flows.
+// server of the row that can be reached (list_own_row), or lacks the row if there is none. Under
+// round-robin a row is a turn, and the result lacks the turns of servers that take no new flows.
+// The result is empty if no server takes new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	const none = dataplane.NoServer
 	takes, reachable := v.takers(service)

@@ -61,14 +61,16 @@ type Trace struct {
 
 // TracedService is the service of a packet.
 type TracedService struct {
-	Name  string `json:"name"`
-	Exact bool   `json:"exact"` // it has the flow's port; else all ports without another service
+	Name string `json:"name"`
+	// Exact tells that the service has just this one port. Otherwise the service has all ports of
+	// the VIP that no other service has.
+	Exact bool `json:"exact"`
 }
 
 // TracedEntry is an entry of the flow table or of the table of half-open flows.
 type TracedEntry struct {
 	Server string `json:"server"`
-	State  string `json:"state"` // new, established, closing or half-open
+	State  string `json:"state"` // new, established, silent, closing, closed or half-open
 	// Idle is the time since the last packet, in seconds, with a granularity of 4 to 7 seconds.
 	Idle float64 `json:"idle_seconds"`
 	// Left says why the packet does not go to the server. It is empty if the packet goes there.
@@ -228,7 +230,9 @@ const (
 	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
 )
 
-// describe stores a decision, and the frame that would be sent, in the trace.
+// describe stores a decision in the trace. The frame that would be sent shows the source address of
+// a tunnel. Without a service, describe stores only the reason. If the packet goes to no server,
+// it leaves out the course, the server, the next hop and the encapsulation.
 func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	t.Reason = v.tables.Reasons[d.Reason]
 	if d.HasService == 0 {
@@ -245,6 +249,7 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 		return err
 	}
 	all, isComplete := segmentsOf(d)
+	// isBeyond tells that the table of servers has no such slot.
 	isBeyond := func(at dataplane.DecidedSegment) bool { return !v.tables.Servers.Has(at.Server) }
 	if len(all) == 0 || slices.ContainsFunc(all, isBeyond) {
 		return nil
@@ -411,7 +416,9 @@ func (p *TracedPlacement) behindHolder(course []TracedSegment) {
 	}
 }
 
-// describeOrder returns how the servers of a row were ordered by their load reports.
+// describeOrder returns how the servers of a row were ordered by their load reports. The servers of
+// the row come first, in the order of their estimates. A spare server follows, which is offered the
+// connection and is not in the row.
 func (v *View) describeOrder(placed *dataplane.DecidedPlacement) (*TracedOrder, error) {
 	order := &TracedOrder{Mean: dataplane.EstimatedLoad(placed.Mean)}
 	offered := placed.Candidate[:placed.Count]
@@ -449,6 +456,7 @@ func (v *View) describeOrder(placed *dataplane.DecidedPlacement) (*TracedOrder, 
 	return order, nil
 }
 
+// orderedServer returns a server with its last report, without an estimate.
 func (v *View) orderedServer(slot uint32) (s OrderedServer, err error) {
 	s.Server = v.serverName(slot)
 	s.Report, err = v.lastReport(slot)
@@ -499,7 +507,10 @@ func (e *TracedEncapsulation) readSource(sent []byte) {
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
 }
 
-// describeEncapsulation describes the encapsulation of a packet of a flow.
+// describeEncapsulation describes the encapsulation of a packet of a flow, which visits the servers
+// of all. With GRE and IPIP, the packet goes from the balancer's address to the first of them. With
+// SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address, and
+// the last segment is the VIP.
 func (v *View) describeEncapsulation(
 	d *dataplane.Decision, flow dataplane.Flow, all []dataplane.DecidedSegment,
 ) *TracedEncapsulation {

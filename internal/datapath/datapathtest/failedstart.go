@@ -44,7 +44,7 @@ func StartFailing(start func() (end func() error, err error), others ...uint32) 
 // RunFailing runs this program again, in a network namespace, with further variables of the
 // environment. A system call of the process fails: see FailAt. The result refusal is the error of
 // the start; it is empty if the start succeeded nevertheless. The result reached tells whether the
-// process made that many calls.
+// process made so many calls that one of them failed.
 func RunFailing(
 	t testing.TB, in func(func() error) error, call int, environment ...string,
 ) (refusal string, reached bool) {

@@ -117,6 +117,7 @@ func interrupt(at calls, n int, failure func() int32) (reached func() bool, err 
 	return done.Load, nil
 }
 
+// ioctl calls ioctl(2), again if a signal interrupts the call. It panics on any other error.
 func ioctl(fd int, request uint, argument unsafe.Pointer) {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request),

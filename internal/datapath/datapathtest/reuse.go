@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CopyObjects makes a struct of maps, programs and variables, as bpf2go generates it, refer to the same
-// objects of the kernel as another one of its type. Both are pointers.
+// CopyObjects makes a struct of maps, programs and variables, as bpf2go generates it, refer to the
+// same objects of the kernel as another one of its type. Both are pointers.
 func CopyObjects(to, from any) error {
 	return eachObject(reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem(), func(to, from reflect.Value) (err error) {
 		var clone any
@@ -33,8 +33,8 @@ func CopyObjects(to, from any) error {
 	})
 }
 
-// begun contains loaded objects of instances whose first process has not started yet, by the kernel's
-// number of a map.
+// begun contains loaded objects of instances whose first process has not started yet, by the
+// kernel's number of a map.
 var begun sync.Map
 
 // Begin pins maps in the directory of an instance, by name, as an earlier process of the instance
@@ -55,8 +55,8 @@ func Begin(dir string, maps map[string]**ebpf.Map, mark string, objects any) err
 	return err
 }
 
-// Reusing returns a replacement of datapath.LoadObjects. It uses the objects of Begin once, if one of
-// the maps is the one named mark, and else calls load.
+// Reusing returns a replacement of datapath.LoadObjects. It uses the objects of Begin once, if one
+// of the maps is the one named mark, and else calls load.
 func Reusing(
 	load func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error, mark string,
 ) func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error {
@@ -124,6 +124,8 @@ func Empty[T any](objects *T) error {
 	})
 }
 
+// emptyMap writes zeros to the elements of an array, and removes the elements of all other maps. It
+// leaves storages of sockets alone.
 func emptyMap(m *ebpf.Map) error {
 	switch m.Type() {
 	case ebpf.Array, ebpf.PerCPUArray:
@@ -239,7 +241,8 @@ func UsedMaps[T any](t testing.TB, objects *T, except *ebpf.Map) (used []string)
 	return used
 }
 
-// hasContent tells whether a map has an element other than zeros.
+// hasContent tells whether a map has content: an array an element other than zeros, a ring buffer
+// unread bytes, and another map any element. For storages of sockets it returns false.
 func hasContent(m *ebpf.Map) (bool, error) {
 	switch m.Type() {
 	case ebpf.SkStorage:

@@ -65,6 +65,8 @@ func ReadMaps(t testing.TB, all map[string]*ebpf.Map) State {
 	return s
 }
 
+// describe returns what State contains of a map, a program or a link. It returns an error for
+// another object.
 func describe(object pin.Pinner) (map[string][]byte, error) {
 	switch object := object.(type) {
 	case *ebpf.Map:
@@ -175,6 +177,9 @@ func readInner(m *ebpf.Map) ([]byte, error) {
 	return all, err
 }
 
+// readElement reads the value of an element. For a map by CPU it joins the values of all CPUs. For
+// a map of maps it returns the content of the inner map. If there is no such element, the error is
+// ebpf.ErrKeyNotExist.
 func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
 	switch m.Type() {
 	case ebpf.PerCPUArray, ebpf.PerCPUHash, ebpf.LRUCPUHash:
@@ -213,6 +218,7 @@ func (s State) RequireSame(t testing.TB, when string, later State) {
 	}
 }
 
+// requireSameElements reports each element that is gone, new or different.
 func requireSameElements(t testing.TB, where string, before, after map[string][]byte) {
 	t.Helper()
 	for _, key := range slices.Sorted(maps.Keys(before)) {
