@@ -47,7 +47,7 @@ var (
 	serviceTakesDesc   = desc("service_takes_flows",
 		"Whether at least one server gets new flows. If not, new flows are refused.", "service")
 	serviceIgnoredDesc = desc("service_cause_ignored",
-		"Whether servers get new flows despite the cause, because all servers have a cause.",
+		"Whether servers get new flows despite the cause, because too few others could get them.",
 		"service", "cause")
 
 	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
