@@ -54,8 +54,9 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	return true;
 }
 
-/* The server that the flow's hint names; negative: there is none. Any packet but a SYN renews the
- * hint. Not inlined: see handle_in_full. */
+/* The server that the flow's hint names. Negative: there is none, or the packet has to visit all
+ * servers that may have the flow. Any packet but a SYN renews the hint. Not inlined: see
+ * handle_in_full. */
 __noinline int hinted_server(const struct packet *pkt, const struct service *service)
 {
 	struct hint hint;

@@ -372,7 +372,8 @@ static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
 	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
 }
 
-/* Notes an entry. Not inlined: it would use much of the stack. */
+/* Notes an entry, and why the packet leaves its server, in the decision of a dry run. Not inlined:
+ * it would use much of the stack. */
 __noinline int note_entry_value(__u64 value, enum departure departure)
 {
 	if (!dry_run)

@@ -54,8 +54,9 @@ static __always_inline bool is_rival(const struct flow *claim, __u64 value)
 }
 
 /*
- * The server that a claim has to yield to because of another entry of the flow. A claim yields to a
- * confirmed entry, and the higher of two claims yields to the lower one. A higher claim is removed
+ * The server that a claim has to yield to because of this entry of the bucket, or HALF_OPEN_NOBODY
+ * if it need not yield. If the entry is another one of the claim's flow, the claim yields to it if
+ * it is confirmed, or is the lower of the two claims. If it is the higher claim, it is removed
  * here, unless it is confirmed at that very moment.
  */
 static __always_inline int half_open_rival(const struct flow *claim, __u64 *entry)
