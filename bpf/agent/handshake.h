@@ -26,8 +26,10 @@ static __always_inline bool keeps_cookie(const struct local_flow *flow, int kind
 /*
  * Handles a SYN of a connection that this server has. The stack decides what the SYN means. Here
  * only the flow's entry may change. If the balancer asks for a cookie, a half-open flow is entered
- * with the cookie. Otherwise the flow's packets signal the connection to the balancer again, if it
- * is half-open or its entry still waits. If it is connected and has no entry, it gets one.
+ * with the cookie, and any other flow stays as it is. If not, a half-open flow with a cookie stays
+ * as it is. The packets of any other half-open flow signal it to the balancer again, and so do
+ * those of a flow whose entry still waits. A connected flow without an entry gets one, without a
+ * signal.
  */
 static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
@@ -77,6 +79,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	struct known_load own = {};
 	enum offer result;
 
+	/* Only a candidate that hands a connection back leaves a load in the SID (least.h). */
 	if (function_of(envelope) == SID_CONNECT_FORCE)
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
@@ -254,10 +257,10 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 /*
  * Handles recover-stickiness and steer. Only sockets tell whether this server has the flow. An
  * entry may be of a connection that is over, while another server has the client's next connection
- * from the same port. If this server has the flow, the packet is delivered, and the function
- * decides what becomes of the entry. After recover-stickiness, the server's next packet signals the
- * flow to the balancer. After steer, the entry stays as it is, except for a flow with a cookie, and
- * for one that a hint has found.
+ * from the same port. If this server has the flow, the packet is delivered. A half-open flow with a
+ * cookie keeps its entry, unless the packet brings a cookie, too. After recover-stickiness, the
+ * server's next packet signals any other flow to the balancer. After steer, the entry stays as it
+ * is, unless the packet has a cookie, or a hint has led it here.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)

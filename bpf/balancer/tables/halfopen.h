@@ -73,6 +73,7 @@ static __always_inline int half_open_rival(const struct flow *claim, __u64 *entr
  * Enters the server that has answered the SYN, and returns the server that has the flow then. Two
  * cores may enter two servers at the same time, in two entries of the bucket. So each core first
  * makes a claim, then looks for other entries, and confirms its claim if nobody has removed it.
+ * HALF_OPEN_NOBODY: the bucket has no room, or another core has removed the claim.
  */
 static __always_inline int half_open_insert(struct flow *flow, __u32 server)
 {
