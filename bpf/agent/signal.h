@@ -75,7 +75,8 @@ static __always_inline void write_node(struct in6_addr *address, __u64 report)
 	((__u64 *)address)[1] = report;
 }
 
-/* Inserts a signal as a routing header behind the IPv6 header. */
+/* Inserts a signal as a routing header behind the IPv6 header. False: it failed, and the packet
+ * must be dropped. */
 static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
 					  __u64 sid_low, __u64 report)
 {

@@ -139,7 +139,8 @@ __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 	return dry_run ? LB_TAKE_FRAGMENT : LB_NONE;
 }
 
-/* Gives a later fragment to user space. Not inlined: see read_fragment. */
+/* Gives a later fragment to user space (LB_TAKE_FRAGMENT), or returns the reason of the drop. Not
+ * inlined: see read_fragment. */
 __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 payload = frame_end(ctx) - frame_start(ctx) - ETH_HLEN;
