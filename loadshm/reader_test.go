@@ -72,8 +72,8 @@ func TestReaderFollowsReports(t *testing.T) {
 	expectRead(t, r, 1, 6)
 }
 
-// A process that ends without a word counts until the next check. Another process may take its slot
-// before that check, and after it.
+// A process that ends without Close counts until the next check. Another process may take its slot
+// before that check, or after it.
 func TestReaderFindsEndedProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	cmd := reporters["Go"](t, path)
