@@ -259,8 +259,8 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
  * entry may be of a connection that is over, while another server has the client's next connection
  * from the same port. If this server has the flow, the packet is delivered. A half-open flow with a
  * cookie keeps its entry, unless the packet brings a cookie, too. After recover-stickiness, the
- * server's next packet signals any other flow to the balancer. After steer, the entry stays as it
- * is, unless the packet has a cookie, or a hint has led it here.
+ * server's next packet signals any other flow to the balancer, unless the flow is ending. After
+ * steer, the entry stays as it is, unless the packet has a cookie, or a hint has led it here.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)

@@ -416,14 +416,15 @@ static __always_inline bool is_established(enum flow_state state)
 }
 
 /*
- * The state machine: the state of a flow after an event. A remove-stickiness closes the flow. A SYN
+ * The state machine: the state of a flow after an event. A remove-stickiness closes the flow. Any
+ * other event makes a flow without an entry a new one. For a flow with an entry, this holds: a SYN
  * makes a closed flow a new one, and changes no other. It does not confirm a new flow, because a
  * flood could repeat SYNs. An RST does not confirm a new flow either: if a flood has forged
  * sources, the hosts there reset what they did not open. A FIN, or the RST of a flow that is not
  * new, makes the flow closing, unless it is closed. Any other packet makes the flow established.
  * This holds for a flow that has ended, too: the connection was only half closed, the FIN or RST
- * was forged, or the packet is of the next connection. Packets soon after the end do not get here
- * (flow_ignores).
+ * was forged, or the packet is of the next connection. But flow_renew() ignores such a packet soon
+ * after the end (flow_ignores).
  */
 static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
 {
