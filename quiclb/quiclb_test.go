@@ -144,6 +144,7 @@ func TestNamesNoServer(t *testing.T) {
 	}
 }
 
+// configs generates valid configurations.
 func configs() *rapid.Generator[Config] {
 	return rapid.Custom(func(t *rapid.T) Config {
 		serverID := rapid.IntRange(MinServerIDLength, MaxServerIDLength).Draw(t, "server ID length")

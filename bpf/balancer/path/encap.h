@@ -344,6 +344,7 @@ static __always_inline void *write_outer(const struct encap *encap, __u8 protoco
 	}
 }
 
+/* Writes the headers of a GRE tunnel. False: the frame is too short. */
 static __always_inline bool write_gre(const struct encap *encap)
 {
 	struct gre_header *gre = write_outer(encap, IPPROTO_GRE);
@@ -355,6 +356,7 @@ static __always_inline bool write_gre(const struct encap *encap)
 	return true;
 }
 
+/* Writes the header of an IP-in-IP tunnel. False: the frame is too short. */
 static __always_inline bool write_ipip(const struct encap *encap)
 {
 	return write_outer(encap, inner_protocol(encap->pkt));
