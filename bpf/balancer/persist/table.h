@@ -56,12 +56,16 @@ static __always_inline enum departure why_unfit(const struct server *server,
 /*
  * Why a packet that may move leaves the server of an entry; STAYS: it does not. `opens`: the packet
  * is a SYN. Any such packet leaves an unfit server, and a server with SERVER_LEAVING. A SYN also
- * leaves a server that has ended the connection long ago. Two more reasons are not sure, because a
- * SYN, and a client's FIN or RST, may be forged. If servers decide, a SYN leaves for these reasons,
- * since the old server is then asked first whether it has the connection (holder_of): the client
- * has ended the connection long ago, or the server is drained. If servers do not decide, a SYN
- * leaves a drained server only if the connection cannot go on. Not inlined: several lookups need
- * it, and it would use much of the stack.
+ * leaves:
+ *
+ *	- a server that has ended the connection long ago;
+ *	- if servers decide, a drained server, and the server of a connection that the client has
+ *	  ended long ago. Such a server may still have the connection, because the SYN, or the
+ *	  client's FIN or RST, may be forged. So it is asked first whether it has the connection
+ *	  (holder_of);
+ *	- if servers do not decide, a drained server whose connection cannot go on.
+ *
+ * Not inlined: several lookups need it, and it would use much of the stack.
  */
 __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 {
