@@ -53,6 +53,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// compileC compiles a C program, and returns the command that runs it. Without a compiler, it skips
+// the test.
 func compileC(t *testing.T, source string) *exec.Cmd {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")
@@ -80,6 +82,7 @@ func build(t *testing.T, name string, args ...string) {
 	}
 }
 
+// python returns the command that runs a script. Without an interpreter, it skips the test.
 func python(t *testing.T, script string) *exec.Cmd {
 	t.Helper()
 	interpreter, err := exec.LookPath("python3")
@@ -137,6 +140,7 @@ type upload struct {
 
 const uploadSize = 1000
 
+// newUpload begins an upload: it sends the header of a request, and no body yet.
 func newUpload(url string) *upload {
 	body, writer := io.Pipe()
 	u := &upload{writer, make(chan string, 1)}
@@ -159,6 +163,7 @@ func newUpload(url string) *upload {
 	return u
 }
 
+// finish sends the body, and checks the reply.
 func (u *upload) finish(t *testing.T) {
 	t.Helper()
 	if _, err := u.body.Write(make([]byte, uploadSize)); err != nil {

@@ -66,6 +66,7 @@ func TestEndWithoutBegin(t *testing.T) {
 	expect(t, path, 0, 4)
 }
 
+// A sum above the largest uint32 is read as the largest uint32.
 func TestSumsDoNotOverflow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	for range 2 {
@@ -76,6 +77,7 @@ func TestSumsDoNotOverflow(t *testing.T) {
 	expect(t, path, math.MaxUint32, math.MaxUint32)
 }
 
+// If all slots are taken, Open fails. A slot that is released can be taken again.
 func TestSlotsRunOut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	var all []*Reporter
@@ -168,6 +170,7 @@ func TestReadSurvivesTruncation(t *testing.T) {
 	}
 }
 
+// The file is empty, so a read of its mapping causes SIGBUS.
 func TestFaultBecomesError(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "empty"))
 	testhost.Must(t, err)

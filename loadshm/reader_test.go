@@ -72,8 +72,9 @@ func TestReaderFollowsReports(t *testing.T) {
 	expectRead(t, r, 1, 6)
 }
 
-// A process that ends without a word counts until the next check. Another process may take its slot
-// before that check, and after it.
+// A process that ends without Close counts until the next check. Another process that takes its
+// slot after that check counts at once. It still counts after a further check, although its report
+// is the one that the ended process has left.
 func TestReaderFindsEndedProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	cmd := reporters["Go"](t, path)

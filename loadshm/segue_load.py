@@ -10,8 +10,8 @@ docs/operate/load-sources.md. Python 3.9 or later, on 64-bit Linux.
         ...
 
 Threads may share a Reporter. A Reporter counts one process. A forked process must close the
-Reporter of its parent, and make its own. Until it closes its parent's, executes another program or
-ends, the parent's slot stays taken, even when the parent has died.
+Reporter of its parent, and make its own. The parent's slot stays taken, even after the parent has
+died, until the forked process closes that Reporter, executes another program or ends.
 
 A Reporter holds a file descriptor: a process that closes all descriptors, as daemons do when they
 start, must do so before it makes one.

@@ -149,8 +149,8 @@ func (c Config) firstOctet() byte {
 // ServerID reports false for connection IDs that name no server in this configuration (section
 // 4.1): those with another rotation, those shorter than Length, and with EncodeLength those whose
 // first octet tells another length. An ID that the client chose for its first packets may pass by
-// chance, so callers compare the server ID with those of the servers. ServerID also reports false if the
-// configuration is not valid.
+// chance, so callers compare the server ID with those of the servers. ServerID also reports false
+// if the configuration is not valid.
 func (c Config) ServerID(cid []byte) ([]byte, bool) {
 	if c.Validate() != nil || len(cid) < c.Length() || cid[0]>>rotationShift != c.Rotation {
 		return nil, false

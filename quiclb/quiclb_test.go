@@ -144,6 +144,7 @@ func TestNamesNoServer(t *testing.T) {
 	}
 }
 
+// configs generates valid configurations.
 func configs() *rapid.Generator[Config] {
 	return rapid.Custom(func(t *rapid.T) Config {
 		serverID := rapid.IntRange(MinServerIDLength, MaxServerIDLength).Draw(t, "server ID length")
@@ -161,7 +162,8 @@ func octets(t *rapid.T, n int, label string) []byte {
 	return rapid.SliceOfN(rapid.Byte(), n, n).Draw(t, label)
 }
 
-// What is encoded is read back, also from a packet, and by no configuration with another rotation.
+// ServerID returns the server ID that Encode was given, also if packet data follows the connection
+// ID. A configuration with another rotation finds no server ID.
 func TestReadsBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := configs().Draw(t, "config")

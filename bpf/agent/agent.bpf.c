@@ -60,6 +60,7 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 			return AGENT_NONE;
 		return handle_flow_function(ctx, envelope);
 	}
+	/* This server does not have the VIP. It can only pass the packet on. */
 	if (is_tunneled(envelope))
 		return AGENT_PASS_OTHER_TUNNEL;
 	if (is_last_server(envelope))

@@ -103,7 +103,8 @@ static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelo
 	return true;
 }
 
-/* Answers a probe, or returns the reason for a drop. */
+/* Answers a probe, or returns the reason for a drop. `serves`: this server has the VIP of the
+ * probe. */
 static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
 						      const struct envelope *envelope, bool serves)
 {

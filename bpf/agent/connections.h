@@ -75,7 +75,8 @@ struct {
 /* The half of the counts to which new connections are added. User space changes it now and then. */
 volatile __u32 growing_half;
 
-/* Finds the count of a socket's service, and sets `key` to the key of the count. */
+/* Finds the count of a socket's service, and sets `key` to the key of the count. Port 0 is that of
+ * a service with all ports. NULL: the socket is of no service. */
 static __always_inline struct connection_count *find_count(const struct bpf_sock_ops *ops,
 							   struct service_key *key)
 {

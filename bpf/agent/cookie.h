@@ -154,7 +154,8 @@ static __always_inline bool is_of_connection(__u32 state)
 	return state != BPF_TCP_CLOSE && state != BPF_TCP_LISTEN;
 }
 
-/* The cookie of a packet that this host sends. `entry` is that of the flow table. */
+/* The cookie of a packet that this host sends: that of its socket or, if the socket has none, that
+ * of the flow's entry in the flow table. 0: neither has a cookie. */
 static __always_inline __u8 cookie_of_sent(struct __sk_buff *skb, const struct agent_flow *entry)
 {
 	struct socket_cookie remembered = cookie_in(entry);

@@ -204,7 +204,8 @@ static __always_inline void agent_entry_read(__u64 identity, __u64 content, stru
 		flow->state = content & AGENT_STATE_MASK;
 }
 
-/* Finds the flow's entry. If there is none, the state is AGENT_FLOW_LISTEN. */
+/* Finds the flow's entry. If there is none, or if its check fails, the state is
+ * AGENT_FLOW_LISTEN. */
 static __always_inline void agent_flow_find(const struct agent_flow_place *place,
 					    struct agent_flow *flow)
 {

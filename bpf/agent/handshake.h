@@ -23,7 +23,14 @@ static __always_inline bool keeps_cookie(const struct local_flow *flow, int kind
 	return kinds & SOCKET_REQUEST && flow->entry.state == AGENT_FLOW_COOKIE;
 }
 
-/* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
+/*
+ * Handles a SYN of a connection that this server has. The stack decides what the SYN means. Here
+ * only the flow's entry may change. If the balancer asks for a cookie, a half-open flow is entered
+ * with the cookie, and any other flow stays as it is. If not, a half-open flow with a cookie stays
+ * as it is. The packets of any other half-open flow signal it to the balancer again, and so do
+ * those of a flow whose entry still waits. A connected flow without an entry gets one, without a
+ * signal.
+ */
 static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
 {
@@ -72,6 +79,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	struct known_load own = {};
 	enum offer result;
 
+	/* Only a candidate that hands a connection back leaves a load in the SID (least.h). */
 	if (function_of(envelope) == SID_CONNECT_FORCE)
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
@@ -159,8 +167,8 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-/* The state of a flow after a packet. `otherwise` is the state after a packet that does not end
- * it. */
+/* The state of a flow after a packet. A flow that is ending stays so. A packet with FIN or RST
+ * makes any other flow closing. After any other packet, the state is `otherwise`. */
 static __always_inline enum agent_flow_state next_agent_state(const struct packet *pkt,
 							      const struct local_flow *flow,
 							      enum agent_flow_state otherwise)
@@ -170,7 +178,8 @@ static __always_inline enum agent_flow_state next_agent_state(const struct packe
 	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : otherwise;
 }
 
-/* Notes that the balancer knows the flow: its packets go straight to the client. */
+/* Notes that the balancer knows the flow, so that the packets of this server go straight to the
+ * client. The state of a flow that is ending or closing stays. */
 static __always_inline void note_known(const struct envelope *envelope, const struct packet *pkt,
 				       const struct local_flow *flow)
 {
@@ -246,8 +255,12 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 }
 
 /*
- * Handles recover-stickiness and steer. Only sockets count. An entry may be of a connection that is
- * over, while another server has the client's next connection from the same port.
+ * Handles recover-stickiness and steer. Only sockets tell whether this server has the flow. An
+ * entry may be of a connection that is over, while another server has the client's next connection
+ * from the same port. If this server has the flow, the packet is delivered. A half-open flow with a
+ * cookie keeps its entry, unless the packet brings a cookie, too. After recover-stickiness, the
+ * server's next packet signals any other flow to the balancer, unless the flow is ending. After
+ * steer, the entry stays as it is, unless the packet has a cookie, or a hint has led it here.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
@@ -273,7 +286,8 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-/* Handles a later fragment: it goes where its packet's first fragment went. */
+/* Handles a later fragment. If it is steered, it goes where its packet's first fragment went: here,
+ * or to the next server. With any other function, it is delivered. */
 static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
 							       const struct client_packet *client)
 {

@@ -45,8 +45,8 @@ static __always_inline __u32 first_of(const struct in6_addr *entry)
 	       load_code(load_of_sid(low_bits_of(entry)));
 }
 
-/* Whether this server is the first candidate of the list. A list of srv6-encap need not contain the
- * first one. */
+/* Whether this server is the first candidate of the list. It is if the list has no entry in front
+ * of its own, or if that entry offers the connection to no other server. */
 static __always_inline bool is_first_candidate(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	__u32 before = envelope->segments_left + 1;
@@ -88,8 +88,9 @@ __noinline int find_least_busy(struct xdp_md *ctx, const struct envelope *envelo
 }
 
 /*
- * What a load report says about the first candidate of the list. The balancer believed that this
- * candidate was the least busy one. Not inlined: the verifier walks it once.
+ * What a load report says about the first candidate of the list, which the balancer believed to be
+ * the least busy one: its column and its load, or that it is this server (REPORT_IS_FIRST). Not
+ * inlined: the verifier walks it once.
  */
 __noinline __u32 first_candidate(struct xdp_md *ctx, const struct envelope *envelope)
 {
@@ -136,7 +137,8 @@ static __always_inline void show_load(struct xdp_md *ctx, const struct envelope 
 }
 
 /* Hands the connection back to the least busy of the earlier candidates, if its load is lower than
- * this server's. */
+ * this server's. False: there is no such candidate, the hop limit is used up, or the list does not
+ * contain this server's entry. */
 static __always_inline bool hand_back(struct xdp_md *ctx, const struct envelope *envelope,
 				      struct known_load own)
 {
@@ -149,8 +151,10 @@ static __always_inline bool hand_back(struct xdp_md *ctx, const struct envelope 
 	return store_own_entry(ctx, envelope, &least.sid);
 }
 
-/* Decides about an offer without regard to free capacity. `own` is unknown if the application does
- * not listen, if its load is unknown, or if the service is drained. */
+/* Decides about an offer without regard to free capacity. The last server hands the connection
+ * back, or else accepts it. Any other server refuses it, so that it goes on along the list. `own`
+ * is unknown if the application does not listen, if its load is unknown, or if the service is
+ * drained. */
 static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct envelope *envelope,
 						bool listens, bool drained, struct known_load own)
 {

@@ -98,8 +98,8 @@ static __always_inline void note_refused(const struct flow_key *flow)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
 
-/* Notes a packet of this host that refuses a connection. If the host has passed connections of the
- * service on, it does so no longer. */
+/* Notes a packet of this host, if it refuses a connection. If the host has passed connections of
+ * the service on, it does so no longer. Then the state is removed. */
 static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
@@ -113,8 +113,10 @@ static __always_inline void note_refusal(const struct __sk_buff *skb, const stru
 		bpf_map_delete_elem(&listeners, &key);
 }
 
-/* Notes that the host forwards a SYN-ACK of a service: the host passes its connections on, for
- * example to a container. So the former application of the service here is forgotten. */
+/* Notes a packet that the host forwards, if it is a SYN-ACK of a service: the host passes the
+ * service's connections on, for example to a container. Even if an application has listened here
+ * before, the service then does not count as refusing, until a probe finds a socket that listens
+ * here. */
 static __always_inline void note_forwarded(const struct sent *sent)
 {
 	const __u8 flags = TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK;

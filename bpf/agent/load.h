@@ -11,7 +11,7 @@
 #include "net/verifier.h"
 #include "service.h"
 
-/* So many half-open connections count as load in any case. */
+/* Up to this number, half-open connections always count as load. */
 #define FEW_HALF_OPEN 16
 
 /* Reads the source. False when its load is unknown or stale. */
@@ -44,8 +44,8 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 
 /*
  * The number of half-open connections that count as load. They have been accepted, and most of them
- * will be in the accept queue soon. But those of a flood will not. So they fill the capacity at
- * most, or double a load without a capacity.
+ * will be in the accept queue soon. But those of a flood will not. So at most as many count as the
+ * capacity has or, without a capacity, as are busy already. FEW_HALF_OPEN may count in any case.
  */
 static __always_inline __u32 half_open(const struct load *load, const struct backlog *backlog)
 {

@@ -173,7 +173,8 @@ static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
 /*
  * Whether a packet of a half-open connection acknowledges this server's SYN-ACK. It may acknowledge
  * the SYN-ACK of another server that accepted a copy of the SYN. Then the connection belongs to
- * that server, and this server's stack would reset it.
+ * that server, and this server's stack would reset it. True, too, for a packet that does not tell:
+ * one without ACK, a fragment, or one whose SYN-ACK cannot be read.
  */
 static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet *pkt,
 					 struct bpf_sock *socket)
@@ -189,10 +190,10 @@ static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet
 }
 
 /*
- * Whether a connection is over, except for late packets. If the application has closed its socket
- * and the client has not, Linux keeps the same small socket as for TIME_WAIT. Listeners with
- * multipath TCP have sockets of another type, which begin with the same structure: see
- * read_sent_isn().
+ * Whether the connection of a small socket is over, except for late packets. Linux keeps this
+ * socket for TIME_WAIT, and also for a connection that the application has closed and the client
+ * has not: that connection is not over. Listeners with multipath TCP have sockets of another type,
+ * which begin with the same structure: see read_sent_isn().
  */
 static __always_inline bool is_over(struct bpf_sock *socket)
 {
@@ -212,8 +213,9 @@ static __always_inline bool is_over(struct bpf_sock *socket)
 }
 
 /*
- * Returns the kinds of sockets (enum socket_kind) of the packet's flow. Sets the backlog, unless it
- * is NULL, if there is a listener. Not inlined: the verifier walks it once.
+ * Returns the kinds of sockets (enum socket_kind) of the packet's flow. A half-open connection does
+ * not count if the packet acknowledges the SYN-ACK of another server. If there is a listener, it
+ * sets the backlog, unless that is NULL. Not inlined: the verifier walks it once.
  */
 __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct backlog *backlog)
 {

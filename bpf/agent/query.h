@@ -19,7 +19,8 @@ struct socket_query {
 };
 
 /* Returns the state (BPF_TCP_*) of the socket that gets the flow's packets. Returns 0 if there is
- * no such socket. */
+ * no such socket. Where Linux has TIME_WAIT for a connection that is not over (is_over), it returns
+ * FIN_WAIT2. */
 static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_key *key)
 {
 	struct bpf_sock *socket = find_socket(ctx, key, key->source_port);

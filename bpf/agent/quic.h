@@ -83,8 +83,9 @@ static __always_inline void count_quic_id(const struct service_key *key, enum qu
 	counts->of[result].last = *id;
 }
 
-/* Finds the own IDs of the service to whose packets the flow belongs, and sets `key` to the key of
- * the service's entries. NULL: its IDs are not compared. */
+/* Finds how this server's IDs begin in the service of a flow, and sets `key` to the key of the
+ * service's entries: port 0 is that of a service with all ports. NULL: the service's IDs are not
+ * compared. */
 static __always_inline const struct quic_own_ids *find_own_ids(const struct flow_key *flow,
 							       struct service_key *key)
 {
@@ -128,9 +129,10 @@ static __always_inline bool is_own_id(const struct quic_id *id, const struct qui
 }
 
 /*
- * Compares the source ID of a packet that this host sends: the program has issued it. Packets with
- * a short header have none, and the source ID in a packet of Version Negotiation is the client's.
- * Not inlined: it has a stack of its own.
+ * Counts whether the source ID of a packet that this host sends names this server. A program on
+ * this host has issued the ID. Packets with a short header have no source ID, and that of a Version
+ * Negotiation packet is the client's, so these packets are not counted. Not inlined: it has a stack
+ * of its own.
  */
 __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 {
@@ -168,9 +170,10 @@ __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 }
 
 /*
- * Compares the destination ID of a packet that the host's stack gets. The client has chosen the ID
- * of an Initial or 0-RTT packet. An ID that names no server is not counted, because any datagram
- * may be one. Packets with extension headers are not read, as in read_sent(). Not inlined: most
+ * Counts a packet that the host's stack gets if its destination ID names another server. The ID of
+ * an Initial or 0-RTT packet does not count, because the client has chosen it. Nor does an ID that
+ * names no server, because any datagram may seem to have one. Packets with extension headers are
+ * not read, as in read_sent(). Not inlined: most
  * packets are not of QUIC.
  */
 __noinline int check_delivered_id(struct xdp_md *ctx)

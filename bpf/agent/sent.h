@@ -59,6 +59,7 @@ static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct s
 	return true;
 }
 
+/* Reads the TCP header of a sent packet. False: the packet is too short. */
 static __always_inline bool read_sent_tcp(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct tcphdr tcp;
@@ -72,6 +73,7 @@ static __always_inline bool read_sent_tcp(const struct __sk_buff *skb, struct se
 	return true;
 }
 
+/* Reads the UDP header of a sent packet. False: the packet is too short. */
 static __always_inline bool read_sent_udp(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct udphdr udp;

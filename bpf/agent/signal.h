@@ -75,7 +75,8 @@ static __always_inline void write_node(struct in6_addr *address, __u64 report)
 	((__u64 *)address)[1] = report;
 }
 
-/* Inserts a signal as a routing header behind the IPv6 header. */
+/* Inserts a signal as a routing header behind the IPv6 header. False: it failed, and the packet
+ * must be dropped. */
 static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
 					  __u64 sid_low, __u64 report)
 {
@@ -166,8 +167,10 @@ __noinline __u64 report_of(struct __sk_buff *skb, const struct sent *sent,
 	return bpf_cpu_to_be64(report);
 }
 
-/* The signal for the packet; SID_HOST: none. The end is signalled once. A repeated FIN or RST goes
- * straight to the client, because the first one may have been lost with the balancer. */
+/* The signal for the packet; SID_HOST: none. FIN or RST signals the end, and so does the next
+ * packet if that one had no room. The end is signalled once. A repeated FIN or RST goes straight to
+ * the client, because the first one may have been lost with the balancer. Before the end, each
+ * packet of a flow that waits signals that this server has accepted it. */
 static __always_inline enum sid_function signal_of(const struct sent *sent,
 						   const struct agent_flow *flow)
 {
@@ -178,9 +181,11 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
 	return flow->state == AGENT_FLOW_WAIT ? SID_CREATE : SID_HOST;
 }
 
-/* Changes the entry of a flow whose packet carries a signal, or would if it had room. A flow with a
- * cookie carries one create-stickiness for each recover-stickiness. Its balancer may keep no state,
- * and would never say that it knows the flow. */
+/* Changes the entry of a flow whose packet carries a signal, or would if it had room (`fits`).
+ * After remove-stickiness, the flow is closing; without room, it is ending, and its next packet
+ * tries again. After create-stickiness, a flow without a cookie waits on, until the balancer says
+ * that it knows the flow. The balancer of a flow with a cookie may keep no state, and never say so.
+ * So such a flow sends one create-stickiness for each recover-stickiness. */
 static __always_inline void note_signal(struct local_flow *flow, enum sid_function function,
 					bool fits, __u8 cookie)
 {
@@ -197,9 +202,10 @@ static __always_inline void note_signal(struct local_flow *flow, enum sid_functi
 	agent_flow_put(&flow->place, &flow->entry);
 }
 
-/* Adds a signal to the packet, if there is one to send and the packet has room. A packet of a flow
- * with a cookie gets the cookie, too: the flow's entry may be that of a packet without a cookie,
- * which anybody can send. */
+/* Adds a signal to the packet, if there is one to send and the packet has room, and sends it to the
+ * balancer. Any other packet goes straight to the client (TC_ACT_UNSPEC). If the flow has a cookie,
+ * its packet gets the cookie, too: the flow's entry may be that of a packet without a cookie, which
+ * anybody can send. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
 	enum sid_function function;

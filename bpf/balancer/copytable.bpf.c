@@ -59,8 +59,8 @@ static long copy_batch(__u32 i, struct copying *c)
 	return 0;
 }
 
-/* Copies part of a table. User space lets it write only what no packet reads. The number of words
- * is rounded up to whole batches. The result is the number of words that were copied. */
+/* Copies part of a table. User space lets it write only to a table that no packet reads. The number
+ * of words is rounded up to whole batches. The result is the number of words that were copied. */
 SEC("syscall")
 int copy_table(const struct copy_run *run)
 {

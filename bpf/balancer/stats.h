@@ -184,7 +184,8 @@ static __always_inline void count_packet(enum lb_reason why, const struct packet
 		add(counter, pkt);
 }
 
-/* Updates one counter only: known flows take this path. */
+/* Counts a packet that goes to a server. It updates one counter only, because the packets of known
+ * flows are counted here. */
 static __always_inline void count_forwarded(__u32 server, enum lb_reason why,
 					    const struct packet *pkt)
 {

@@ -87,8 +87,8 @@ static __always_inline enum flow_state state_of(__u64 value)
 	return state & (SWEPT_STATES - 1);
 }
 
-/* Whether an entry that is due becomes silent, and is not freed. The time of a closing entry has
- * fewer bits, and would wrap around before the entry is freed. */
+/* Whether an entry that is due becomes silent, and is not freed. A closing entry becomes silent
+ * too: its time has fewer bits, and would wrap around before the entry is freed. */
 static __always_inline bool turns_silent(enum flow_state state, __u64 age,
 					 const struct swept_server *server)
 {
@@ -199,6 +199,7 @@ int sweep_flows(const struct sweep_run *run)
 	struct sweep_batches batches = { .now = flow_now(), .first = run->first };
 	__u32 count = (run->count + SWEEP_BATCH - 1) / SWEEP_BATCH;
 
+	/* A free entry reads as one of slot 0, and must never be due. */
 	swept_server_at(0)->due[FLOW_FREE] = FLOW_TIME_MASK + 1;
 	switch (run->table) {
 	case SWEPT_FLOWS:

@@ -72,6 +72,8 @@ int xdp_floor(struct xdp_md *ctx)
 	return encapsulate(ctx, 0);
 }
 
+/* Reads the word of the table that a hash of the client's address names, and encapsulates the
+ * packet. */
 SEC("xdp")
 int xdp_floor_lookup(struct xdp_md *ctx)
 {

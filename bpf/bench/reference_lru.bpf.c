@@ -38,6 +38,7 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 	return LB_FORWARD_NEW;
 }
 
+/* Takes a packet through all steps, as xdp_lb does for plain packets. */
 SEC("xdp")
 int xdp_reference(struct xdp_md *ctx)
 {

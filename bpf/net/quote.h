@@ -11,7 +11,8 @@
 #define QUOTED_TRANSPORT 8
 
 /* Reads addresses and protocol of a quoted packet, and moves the cursor to its transport header.
- * The packet's lengths are not checked, because only its beginning is quoted. */
+ * The packet's length is not checked, because only its beginning is quoted. False: the header is
+ * malformed or cut off, or the packet is a later fragment. */
 static __always_inline bool read_quoted_ipv4(struct cursor *at, struct packet *pkt)
 {
 	const struct iphdr *ip = at->pos;

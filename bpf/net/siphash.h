@@ -42,7 +42,7 @@ static __always_inline void sip_absorb(__u64 v[4], __u64 word)
 	v[0] ^= word;
 }
 
-/* `count` is the number of 64-bit words of the message; it must be a constant. */
+/* Returns the hash of a message of `count` words of 64 bits. `count` must be a constant. */
 static __always_inline __u64 siphash(const struct siphash_key *key, const __u64 *message,
 				     __u32 count)
 {

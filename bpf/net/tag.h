@@ -49,7 +49,8 @@ static __always_inline const struct signal_keys *find_signal_keys(void)
 	return bpf_map_lookup_elem(&signal_keys, &first);
 }
 
-/* `flow` is the key of the client's packets: its source is the client. */
+/* Returns the fields of a signal that its tag authenticates. `flow` is the key of the client's
+ * packets: its source is the client. */
 static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 sender, __u64 report,
 					    enum sid_function function)
 {
@@ -66,8 +67,8 @@ static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 s
 	return signal;
 }
 
-/* The first 48 bits of the hash, as sid_low_argument() returns them. Not inlined: the verifier
- * walks it once. */
+/* Returns the tag of a signal: the first 48 bits of the hash, as sid_low_argument() returns them.
+ * Not inlined: the verifier walks it once. */
 __noinline __u64 make_tag(const struct tagged *signal, const struct siphash_key *key)
 {
 	const __u64 *message = (const __u64 *)signal;

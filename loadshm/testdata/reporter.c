@@ -8,6 +8,8 @@
 
 #include "segue_load.h"
 
+/* Starts a forked child that closes its parent's slot, and one that executes another program. It
+ * returns when the first child has closed the slot, and the second one has executed the program. */
 static void start_children(struct segue_load *load)
 {
 	char byte, ready;

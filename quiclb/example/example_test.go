@@ -101,6 +101,8 @@ func TestWrongFlags(t *testing.T) {
 // server is a running example.
 type server struct{ url, keyHash string }
 
+// start builds and starts the example, and reads its address and its key hash from the line that it
+// prints when it listens.
 func start(t *testing.T, flags ...string) server {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "server")

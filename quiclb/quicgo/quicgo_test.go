@@ -237,6 +237,7 @@ func serve(t *testing.T, retry bool) net.Addr {
 	return conn.LocalAddr()
 }
 
+// acceptAndEcho accepts one connection and its first stream, and sends back what it receives there.
 func acceptAndEcho(listener *quic.Listener) {
 	conn, err := listener.Accept(context.Background())
 	if err != nil {
@@ -265,6 +266,7 @@ type client struct {
 	stream *quic.Stream
 }
 
+// dial connects to a server and opens a stream. The client does not check the certificate.
 func dial(t *testing.T, from *recorder, to net.Addr, quicConfig *quic.Config) *client {
 	t.Helper()
 	tlsConfig := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"echo"}}

@@ -30,8 +30,8 @@ static __always_inline bool is_domain_sid(const struct in6_addr *address)
 	return sid_function(address) != SID_HOST && bpf_map_lookup_elem(&locators, &locator);
 }
 
-/* The final reason of a packet to no service. From outside the domain, it is dropped if it chooses
- * its path inside. */
+/* Returns `why`, or LB_DROP_OUTSIDE for a packet from outside the domain that chooses its path
+ * inside. `why` is the reason of the packet so far. */
 static __always_inline enum lb_reason judge(const struct packet *pkt, enum lb_reason why)
 {
 	if (!host_is_outside)

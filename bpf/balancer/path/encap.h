@@ -44,7 +44,8 @@ static __always_inline __u32 outer_size(const struct server *server)
 	return server->flags & SERVER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
-/* How many servers are in the routing header of srv6-encap, for lists of two or more. */
+/* How many servers are in the routing header of srv6-encap, for lists of two or more. It leaves out
+ * the first one, which is the outer destination, unless the list is kept whole. */
 static __always_inline __u32 listed_servers(const struct encap *encap)
 {
 	return encap->count - 1 + encap->segments->keeps_whole;
@@ -75,7 +76,7 @@ static __always_inline __be16 outer_ethertype(enum encapsulation kind, const str
 }
 
 /* Decrements the hop limit, as a forwarder does: RFC 8986 section 5, RFC 2473 section 3.1, RFC 2003
- * section 3.1. Updates IPv4's checksum by RFC 1624. */
+ * section 3.1. Updates IPv4's checksum by RFC 1624. False: the frame is too short. */
 static __always_inline bool take_hop(const struct xdp_md *ctx, const struct packet *pkt)
 {
 	void *layer3 = frame_start(ctx) + ETH_HLEN;
@@ -115,13 +116,14 @@ static __always_inline void write_first_sid(struct in6_addr *out, const struct e
 
 /* Writes the segment list. The last segment comes first (RFC 8754). A reduced header leaves out the
  * segment that is visited first. A list that was shortened keeps its last server, which may be
- * asked something else than the others. */
+ * asked something else than the others. False: the frame is too short. */
 static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
 					   bool reduced)
 {
 	const struct segments *segments = encap->segments;
 	const void *end = encap->end;
 
+	/* i == 1 is the last server of the whole list, also if the list is shortened. */
 	for (__u32 i = 1; i < encap->count && i < MAX_SEGMENTS; i++) {
 		__u32 at = ((i == 1 ? segments->count : encap->count) - i) & SEGMENTS_MASK;
 		const struct server *server = server_at(segments->server[at]);
@@ -286,10 +288,11 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
-/* The outer source of a tunnel. IPv4 has no flow label, and routers and network cards do not look
- * behind the outer header. With one source, all packets of a balancer to a server would arrive in
- * one receive queue. The hash of a flow is linear in its ports, so it is mixed to spread the ports
- * of one client over the sources. */
+/* The outer source of an IPv4 tunnel. The server's mask `varied` says which bits of it depend on
+ * the flow; 0: none. IPv4 has no flow label, and routers and network cards do not look behind the
+ * outer header. So with one source, all packets of a balancer to a server would arrive in one
+ * receive queue. The flow's hash is linear in its ports. It is mixed, to spread the ports of one
+ * client over the sources. */
 static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
 {
 	const struct server *server = encap->server;
@@ -341,6 +344,7 @@ static __always_inline void *write_outer(const struct encap *encap, __u8 protoco
 	}
 }
 
+/* Writes the headers of a GRE tunnel. False: the frame is too short. */
 static __always_inline bool write_gre(const struct encap *encap)
 {
 	struct gre_header *gre = write_outer(encap, IPPROTO_GRE);
@@ -352,6 +356,7 @@ static __always_inline bool write_gre(const struct encap *encap)
 	return true;
 }
 
+/* Writes the header of an IP-in-IP tunnel. False: the frame is too short. */
 static __always_inline bool write_ipip(const struct encap *encap)
 {
 	return write_outer(encap, inner_protocol(encap->pkt));
@@ -376,7 +381,7 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 }
 
 /* Grows the frame by encap->size bytes. If the driver left too little room for a long list, the
- * list is shortened. */
+ * list is shortened to FEW_SEGMENTS. False: there is no room for that list either. */
 static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind, struct encap *encap)
 {
 	if (!bpf_xdp_adjust_head(ctx, -(int)encap->size))

@@ -8,7 +8,7 @@
 #include "balancer/path/encap.h"
 #include "net/parse.h"
 
-/* Reads what encapsulations need of a packet's IP header. */
+/* Reads what encapsulations need of a packet's IP header. False: the packet is too short. */
 static __always_inline bool read_ip(struct __sk_buff *skb, struct packet *pkt)
 {
 	pkt->ethertype = skb->protocol;
@@ -53,7 +53,8 @@ static __always_inline bool encapsulate_skb(struct __sk_buff *skb, enum encapsul
 	       write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap));
 }
 
-/* Encapsulates a packet, by code for each kind: sizes of headers are constants then. */
+/* Encapsulates a packet as encapsulate_skb does. It calls that function with a constant kind, so
+ * that the sizes of headers are constants. */
 static __always_inline bool encapsulate_skb_as(struct __sk_buff *skb, enum encapsulation kind,
 					       struct encap *encap, __u64 next_hop,
 					       const struct port *port, __u64 room)

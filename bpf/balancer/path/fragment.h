@@ -49,7 +49,8 @@ read_later_fragment(struct xdp_md *ctx, const struct fragment_key *key, struct p
 	return LB_NONE;
 }
 
-/* Reads a first fragment. It must include all headers (RFC 7112). */
+/* Reads a first fragment, which must include all headers (RFC 7112). It notes the flow for later
+ * fragments, and tells user space if it holds some. */
 static __always_inline enum lb_reason
 read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {

@@ -125,9 +125,9 @@ static __always_inline bool was_held(const struct xdp_md *ctx)
 	       (*(const __u64 *)ethernet->h_source ^ HELD_SOURCE) << 16 == 0;
 }
 
-/* Checks whether user space may get a later fragment, and takes a token of the source and one of the
- * core. Returns LB_NONE if it may (in a dry run LB_TAKE_FRAGMENT), else the reason of the drop. Not
- * inlined: see read_fragment. */
+/* Checks whether user space may get a later fragment, and takes a token of the source and one of
+ * the core. Returns LB_NONE if it may (in a dry run LB_TAKE_FRAGMENT), else the reason of the drop.
+ * Not inlined: see read_fragment. */
 __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 length = frame_end(ctx) - frame_start(ctx);
@@ -139,7 +139,8 @@ __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 	return dry_run ? LB_TAKE_FRAGMENT : LB_NONE;
 }
 
-/* Gives a later fragment to user space. Not inlined: see read_fragment. */
+/* Gives a later fragment to user space (LB_TAKE_FRAGMENT), or returns the reason of the drop. Not
+ * inlined: see read_fragment. */
 __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 payload = frame_end(ctx) - frame_start(ctx) - ETH_HLEN;
@@ -172,7 +173,8 @@ __noinline int release_fragments(const struct fragment_key *key)
 
 	if (!key || dry_run)
 		return 0;
-	/* The stack has no room for a held_fragment. */
+	/* The news has no frame. It is written in the ring buffer, because the stack has no room
+	 * for a held_fragment. */
 	news = bpf_ringbuf_reserve(&held_fragments, offsetof(struct held_fragment, frame), 0);
 	if (!news)
 		return 0;

@@ -80,8 +80,9 @@ static __always_inline bool may_reset(const struct packet *pkt)
 	return starts_connection(pkt) && !contradicts_itself(pkt);
 }
 
-/* Answers a packet that no server gets, if its VIP rejects such packets. Returns `answer`, or
- * `otherwise` if no answer is permitted. */
+/* Answers a packet that no server gets, if its VIP rejects such packets. Returns `answer`, or why
+ * the answer cannot be sent. Returns `otherwise` if the VIP does not reject packets, or no answer
+ * is permitted. */
 static __always_inline enum lb_reason reject(struct xdp_md *ctx, const struct packet *pkt,
 					     enum lb_reason answer, enum lb_reason otherwise)
 {

@@ -187,6 +187,7 @@ static __always_inline bool remove_signal(struct xdp_md *ctx, const struct packe
 {
 	struct ethhdr *ethernet;
 
+	/* An inserted signal has another size: a routing header, and no outer IPv6 header. */
 	if (signal->size != sizeof(struct ipv6hdr) && !take_out(ctx, pkt))
 		return false;
 	if (bpf_xdp_adjust_head(ctx, signal->size))

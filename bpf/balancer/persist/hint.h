@@ -22,7 +22,8 @@ static __always_inline bool hint_fits(const struct hint *hint, const struct serv
 	return hint_known(hint) && hint_column(hint->value) < candidates_of(service);
 }
 
-/* Makes the server that a hint names the only segment. */
+/* Makes the server that a hint names the only segment. If that server does not have the flow, it is
+ * to return the packet. */
 static __always_inline void go_to_hinted(__u32 number, const struct server *server,
 					 struct segments *segments)
 {
@@ -54,8 +55,9 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	return true;
 }
 
-/* The server that the flow's hint names; negative: there is none. Any packet but a SYN renews the
- * hint. Not inlined: see handle_in_full. */
+/* The server that the flow's hint names. Negative: there is none, or the packet has to visit all
+ * servers that may have the flow. Any packet but a SYN renews the hint. Not inlined: see
+ * handle_in_full. */
 __noinline int hinted_server(const struct packet *pkt, const struct service *service)
 {
 	struct hint hint;
@@ -72,8 +74,9 @@ __noinline int hinted_server(const struct packet *pkt, const struct service *ser
 	return number;
 }
 
-/* Finds the server of a flow by its hint. The reason is none if the flow has to be placed. If its
- * packet is a SYN, `holder` is then the server that may have the flow. */
+/* Finds the server of a flow by its hint. The reason is none if the flow has to be placed: it has
+ * no hint, or the packet is a SYN. For a SYN, `holder` is the server that the hint names, unless
+ * that server fails. */
 static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 						  const struct service *service, int *holder,
 						  struct segments *segments)

@@ -29,6 +29,7 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 {
 	enum lb_reason why;
 
+	/* It then visits all servers that may have the flow, whatever its cookie or hint says. */
 	if (!can_return(pkt) && !starts_connection(pkt))
 		pkt->visits_all = true;
 	if (has_flows(service)) {

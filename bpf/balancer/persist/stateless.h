@@ -143,8 +143,9 @@ static __always_inline bool recall_former(const struct packet *pkt, const struct
 	return false;
 }
 
-/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. Then
- * the server that takes the connection answers, and its answer changes the entry (enters_flow). */
+/* Removes the entry of a flow that was placed anew, unless the entry's server is the one that is
+ * asked first (`asked`). In that case, the server that takes the connection answers, and its answer
+ * changes the entry (enters_flow). */
 static __always_inline void forget_unless_asked(const struct flow *flow, __u32 asked)
 {
 	if (flow_known(flow) && flow_server(flow) != asked)

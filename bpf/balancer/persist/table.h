@@ -35,11 +35,11 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
- * Why a server is not fit for a packet that may move; STAYS: it is fit. A flow that is not idle
- * stays with a failing server in two cases. A SYN does not move a connection that may go on,
- * because the SYN may be forged. And no packet leaves a server that is only unheard: its SYN may be
- * a late copy, and a second server would reset the connection that the client has with the first
- * one.
+ * Why a server is not fit for a packet that may move; STAYS: it is fit. A server that has no next
+ * hop, or whose next hop does not answer, is never fit. A failing server is fit only in two cases,
+ * and only if the flow is not idle. In the first, the packet is a SYN, and the connection may go
+ * on: the SYN may be forged. In the second, the server is only unheard: a SYN may be a late copy,
+ * and a second server would reset the connection that the client has with the first one.
  */
 static __always_inline enum departure why_unfit(const struct server *server,
 						const struct flow *flow, bool opens, __u64 now)
@@ -54,12 +54,18 @@ static __always_inline enum departure why_unfit(const struct server *server,
 }
 
 /*
- * Why a packet that may move leaves the server of an entry, if it does. `opens`: the packet is a
- * SYN. A flow of UDP leaves a server that flows are leaving. A SYN leaves a connection that is
- * over. A SYN may be forged, and so may a client's FIN or RST. So if the client has ended the
- * connection, or the server is drained, a SYN leaves a server that may still have the connection
- * only if servers decide: then that server is asked first whether it has the connection. Not
- * inlined: several lookups need it, and it would use much of the stack.
+ * Why a packet that may move leaves the server of an entry; STAYS: it does not. `opens`: the packet
+ * is a SYN. Any such packet leaves an unfit server, and a server with SERVER_LEAVING. A SYN also
+ * leaves:
+ *
+ *	- a server that has ended the connection long ago;
+ *	- if servers decide, a drained server, and the server of a connection that the client has
+ *	  ended long ago. Such a server may still have the connection, because the SYN, or the
+ *	  client's FIN or RST, may be forged. So it is asked first whether it has the connection
+ *	  (holder_of);
+ *	- if servers do not decide, a drained server whose connection cannot go on.
+ *
+ * Not inlined: several lookups need it, and it would use much of the stack.
  */
 __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 {
@@ -86,10 +92,10 @@ __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 }
 
 /*
- * Why a packet leaves the flow's server, if it does. A flow stays as long as its server is
- * configured. Packets that may move are placed anew for several reasons (why_moves). If the entry's
- * server belongs to another service, two flows share a signature, and the packet is not of the
- * entry's flow.
+ * Why a packet leaves the flow's server; STAYS: it does not. Every packet leaves a server that is
+ * not configured any more. If the entry's server belongs to another service, two flows share a
+ * signature, and the packet is not of the entry's flow. Packets that may move leave for further
+ * reasons (why_moves).
  */
 static __always_inline enum departure
 why_leaves(const struct packet *pkt, const struct service *service, const struct flow *flow)
@@ -103,7 +109,8 @@ why_leaves(const struct packet *pkt, const struct service *service, const struct
 	return may_move(pkt) ? why_moves(service, flow->value, starts_connection(pkt)) : STAYS;
 }
 
-/* Makes the server of a known flow the only segment, if the packet is to stay with it. */
+/* Makes the server of a known flow the only segment. False: the flow is not known, or the packet is
+ * to leave its server. */
 static __always_inline bool keep(const struct packet *pkt, const struct service *service,
 				 const struct flow *flow, struct segments *segments)
 {
@@ -145,7 +152,8 @@ static __always_inline bool renew(const struct packet *pkt, const struct service
 }
 
 /* Moves a half-open flow to the flow table, if the packet shows that the client has answered the
- * server. */
+ * server (LB_FORWARD_NEW). The flow stays half-open if the packet does not show this
+ * (LB_FORWARD_KNOWN), or if the flow table has no room (LB_FORWARD_NO_ROOM). */
 static __always_inline enum lb_reason confirm(const struct packet *pkt, struct flow *flow,
 					      const struct flow *half_open_flow)
 {
@@ -174,9 +182,10 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 	return confirm(pkt, flow, half_open_flow);
 }
 
-/* The server that may have the flow, though the packet is not to stay with it; negative: there is
- * none. A server that fails is not asked about new connections, unless it is only unheard: a late
- * SYN may be of a connection that it has. */
+/* The server of the flow's entry, if it may have the flow, though the packet is not to stay with
+ * it; negative: there is none. For a SYN, a server is left out if the connection is over. It is
+ * also left out if it fails, unless it is only unheard: the SYN may be a late one of a connection
+ * that it has. */
 static __always_inline int holder_of(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow)
 {
@@ -195,9 +204,10 @@ static __always_inline int holder_of(const struct packet *pkt, const struct serv
 }
 
 /*
- * Finds the server of a flow. The reason is none if the flow has to be placed; `holder` is then the
- * server that may have the flow. If the entry is stale, a SYN goes to the entry's server, whose
- * stack decides what the SYN means.
+ * Finds the server of a flow: first by the flow table, then by the table of half-open flows. The
+ * reason is none if the flow has to be placed; `holder` is then the server that may have the flow.
+ * If the entry is stale, and the flow is not half-open, a SYN goes to the entry's server, whose
+ * stack decides what the SYN means. Other packets of a stale entry have to be placed.
  */
 static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
@@ -282,10 +292,10 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
 /*
  * Remembers where a flow was placed. If the table has no room, each packet of the flow is placed
  * again (choose_without_room), and reaches the same server as long as the candidates stay the same.
- * If servers answer, their answers enter the flow, and here an entry is only renewed if no other
- * server could be asked. Otherwise the entry of a long upload would look idle. If servers do not
- * answer, a packet that visits several of them enters nothing, because nobody says which of them
- * has the flow.
+ * If servers answer, their answers enter the flow. Here the entry is only renewed, and only if its
+ * server is the only one that the packet visits. Without that, the entry of a long upload would
+ * look idle. If servers do not answer, a packet that visits several of them enters nothing, because
+ * nobody says which of them has the flow.
  */
 static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
@@ -309,12 +319,12 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 }
 
 /*
- * Whether an entry's server has the flow, so that no other server can take it. A stale entry proves
- * nothing, and neither does one of another service. If the signal answers a SYN, the server has the
- * flow if it would still get a SYN (why_moves). With any other signal, it has the flow unless the
- * flow is closed: a closed flow may be gone, and a flow that is over may begin again elsewhere. But
- * a closed flow that is not over still belongs to its own server, whose signals may arrive out of
- * order.
+ * Whether an entry's server has the flow, so that no other server can take it. `sender` is the
+ * server whose signal says that it has accepted the flow. A stale entry proves nothing, and neither
+ * does one of another service. If the signal answers a SYN, the entry's server has the flow if it
+ * would still get a SYN (why_moves). With any other signal, it has the flow unless the flow is
+ * closed. A closed flow may begin again on any other server. But until it is over, it still belongs
+ * to the entry's server if that is the sender, whose signals may arrive out of order.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow, __u32 sender, __u64 now)
@@ -328,9 +338,11 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	return !flow_is_closed(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }
 
-/* Enters the server of a SYN-ACK as half-open, and returns the server that has the flow then.
- * The client may have answered another SYN-ACK since the flow table was read. So the table is
- * read again: a flow is entered there before it is removed here. */
+/* Enters the server of a SYN-ACK as half-open, and returns the server that has the flow then. The
+ * client may have answered another SYN-ACK since the flow table was read. So the flow table is read
+ * again: confirm() enters a flow there before it removes the half-open entry. If the flow is there
+ * now, the new half-open entry is removed. HALF_OPEN_NOBODY: then, and if no server could be
+ * entered. */
 static __always_inline int enter_half_open(struct flow *flow, struct flow *half_open_flow,
 					   __u32 server)
 {
@@ -346,9 +358,10 @@ static __always_inline int enter_half_open(struct flow *flow, struct flow *half_
 }
 
 /*
- * Enters the server that has accepted a flow, and returns the server that has the flow then. A flow
- * that has an entry keeps its place in the table, half-open or not. A signal on any other packet
- * than a SYN-ACK proves that the connection is established.
+ * Enters the server that has accepted a flow, and returns the server that has the flow then, or
+ * HALF_OPEN_NOBODY if none could be entered. The answer to a SYN makes the flow half-open. If the
+ * flow has an entry in the flow table, the answer changes that entry instead. A signal on any other
+ * packet than a SYN-ACK proves that the connection is established.
  */
 static __always_inline int enter_answer(const struct packet *pkt, struct flow *flow,
 					struct flow *half_open_flow, __u32 server)
@@ -399,8 +412,8 @@ __noinline int take_create_table(const struct packet *pkt, const struct service 
 	return LB_RETURN_NO_ROOM;
 }
 
-/* Handles remove-stickiness, which only the flow's own server can send. Not inlined: see
- * handle_in_full. */
+/* Handles remove-stickiness: closes the flow, or removes it if it is half-open. If the sender is
+ * not the flow's own server, nothing changes. Not inlined: see handle_in_full. */
 __noinline int take_remove_table(const struct packet *pkt, const struct service *service,
 				 __u32 sender)
 {

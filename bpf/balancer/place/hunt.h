@@ -40,8 +40,8 @@ static __always_inline void list_holder(int holder, struct segments *segments)
 	segments->count = 1;
 }
 
-/* Makes the holder the last server of a list of at most `most` servers. If such a list would have
- * the holder twice and no other server, it has the holder once. */
+/* Shortens the list to less than `most` servers, and appends the holder. If the list would then be
+ * the holder twice, it becomes the holder once. */
 static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
 {
 	__u32 last = segments->count < most ? segments->count : most - 1;

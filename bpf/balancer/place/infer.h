@@ -46,8 +46,10 @@ static __always_inline __u64 lowest_rank(__u32 top)
 	return line ? lowest_of(line) : RANK_NONE;
 }
 
-/* Returns the server with the lowest score that takes new flows; negative: there is none, or as
- * many ranks as a packet may correct were of servers that take none. */
+/* Returns the server with the lowest score that takes new flows. It corrects each rank that is the
+ * lowest one and outdated. After MOST_CORRECTIONS, it takes the last server found that takes new
+ * flows. Negative: it has found none. `top` is the line at the top of the ranking, and `rank` the
+ * lowest rank. */
 static __always_inline int find_lowest(const struct service *service, const struct ranking *ranking,
 				       __u32 top, __u64 rank)
 {

@@ -77,15 +77,17 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 	return place_hash(pkt, service, segments);
 }
 
-/* Whether a flow's bucket tells which servers may have the flow, as far as the flow is not older
- * than the generations of the service's servers. */
+/* Whether a flow's bucket tells which servers may have the flow, so that a packet can find the
+ * flow's server without persistence. Flows older than all generations of the candidate table do not
+ * matter here. */
 static __always_inline bool bucket_tells(const struct service *service)
 {
 	if (service->rule.flags & RULE_IN_ROW)
 		return true;
-	/* Any server of the row may have the flow. */
+	/* Any server of the row may have the flow, so one has to pass the packet on. */
 	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)))
 		return service->rule.flags & RULE_SERVERS_PASS_ON;
+	/* These placements give flows to servers outside the row. */
 	return !places_by(service, PLACEMENTS_PICKING | PLACEMENT_BIT(PLACEMENT_HUNT_RANDOM) |
 					   PLACEMENT_BIT(PLACEMENT_HUNT_SPARE));
 }

@@ -52,7 +52,8 @@ static __always_inline int accepted(const struct weighted *in, __u32 place, __u3
 	return (__u32)(ticket + cycle * share) < share ? (int)slot : -1;
 }
 
-/* Proposes a server. Returns 1 to end the search. A dry run gives out no turn. */
+/* Proposes a server, by a draw or by the next turn. Returns 1 to end the search. A dry run gives
+ * out no turn. */
 static long propose(__u32 tried, struct weighted *in)
 {
 	__u32 servers = in->ranking->servers;
@@ -60,6 +61,7 @@ static long propose(__u32 tried, struct weighted *in)
 
 	if (!servers)
 		return 1;
+	/* A draw has two hashes: one proposes the server, and the other is the ticket. */
 	if (!in->turns) {
 		in->server = accepted(in, share_of(draw_hash(in->hash, 2 * tried), servers),
 				      draw_hash(in->hash, 2 * tried + 1), 0);

@@ -72,7 +72,7 @@ struct {
 /* A report moves the mean by this share: 1/128. The simulator has 0.01. */
 #define MEAN_SHIFT 7
 
-/* Tells whether a serial is near the server's clock. It is if that clock is not known. */
+/* Whether a serial is near the server's clock. If that clock is not known, any serial is. */
 static __always_inline bool is_near_clock(__u32 clock, __u32 serial)
 {
 	__s32 difference = serial_difference(serial, serial_now() + clock);

@@ -262,8 +262,9 @@ struct search_context {
 	struct segments *segments; /* NULL: the servers are not listed */
 };
 
-/* Notes a server that takes new flows. If the list had the server already, it is counted only in
- * the first row, and so only once. */
+/* Lists and counts a server that takes new flows. In the first row, it counts also servers that the
+ * list has already, because append_row() listed them without counting. In later rows, it skips
+ * them. */
 static __always_inline void find(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
@@ -331,9 +332,9 @@ __noinline int continue_search(const struct service *service, struct search *sea
 }
 
 /*
- * Fills an empty list with the servers of a row, if it has no gap and all of them take new flows,
- * as in most rows. The servers must fill whole words. Otherwise the list stays empty. Not inlined:
- * see handle_in_full.
+ * Fills an empty list with the servers of a row, if the row has no gap and all of its servers take
+ * new flows, as in most rows. Otherwise the list stays empty. A row must have whole words. Not
+ * inlined: see handle_in_full.
  */
 __noinline int list_whole_row(const struct service *service, __u32 bucket,
 			      struct segments *segments)
@@ -366,8 +367,8 @@ __noinline int list_whole_row(const struct service *service, __u32 bucket,
 	return 0;
 }
 
-/* Appends the servers of a row up to the first one that takes no new flows. False: there is such a
- * server. Not inlined: see handle_in_full. */
+/* Appends the servers of a row up to the first one that takes no new flows. False: the row has such
+ * a server, or no server at all. Not inlined: see handle_in_full. */
 __noinline int append_row(const struct service *service, __u32 bucket, struct segments *segments)
 {
 	struct candidate_reader from = { .number = ~0 };
@@ -446,8 +447,8 @@ __noinline int first_taking(const struct service *service, __u32 bucket)
  * flows in their place, and the candidates of former generations, which may have an older flow. A
  * server that fails may be down, and then cannot pass the packet on. So such servers come behind
  * the others, and servers that cannot be reached come last. They are not left out: otherwise the
- * server before them would be the last, and would reset a connection that it does not have. Flows
- * with cookies are on servers of their own row only.
+ * server before them would be the last, and would reset a connection that it does not have. With
+ * RULE_IN_ROW, flows are only on servers of their own row, so no other servers are listed.
  */
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)

@@ -62,7 +62,8 @@ static __always_inline __u64 microseconds(void)
 	return bpf_ktime_get_boot_ns() / 1000 & START_TIME_MASK;
 }
 
-/* Begins to time a flow, if its place is free or has an earlier start of the flow. */
+/* Begins to time a flow, if its place is free, or has an earlier start of the flow, or a start of
+ * any flow that is older than MAX_TIMED. */
 static __always_inline void begin_duration(__u64 entry)
 {
 	__u64 *start = start_of(entry), now = microseconds(), other;

@@ -9,8 +9,8 @@
  *     |       signature        |     server     | state|  last seen  |
  *     +------------------------+----------------+------+-------------+
  *
- * A free entry is 0. If the flow has ended, the highest bit of `last seen` says who has ended it,
- * and the time has the other 11 bits.
+ * A free entry is 0. If the flow has ended, the highest bit of `last seen` is 1 if only the client
+ * has ended it, and the time has the other 11 bits.
  *
  * The bucket's number and the signature come from independent hashes, so a
  * lookup mistakes another flow for its own with probability at most 8 / 2^33,
@@ -48,8 +48,9 @@
  * the tick of the FIN. */
 #define FLOW_LINGER 2 /* ticks */
 
-/* An entry has two bits for the state. Silent flows have 0 there, as a free entry, but the entry is
- * not 0. Closed and closing flows have 3 there, and differ in FLOW_BY_CLIENT. */
+/* An entry has two bits for the state. They are 0 in the entry of a silent flow, as in a free
+ * entry; but a free entry has no other bits either. They are 3 for closed and for closing flows,
+ * which differ in FLOW_BY_CLIENT. */
 enum flow_state {
 	FLOW_FREE,
 	FLOW_NEW, /* one packet seen: it may belong to a flood */
@@ -190,7 +191,7 @@ static __always_inline struct two_hashes flow_hashes(const struct flow_key *key,
 	return hash;
 }
 
-/* The first of these hashes alone. */
+/* The first hash of flow_hashes() alone: the place of a flow in a flow table. */
 static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
 {
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
@@ -203,7 +204,8 @@ static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int wa
 	return *(const volatile __u64 *)&bucket->entry[way];
 }
 
-/* The bucket that the program may change: in a dry run, a copy. */
+/* Returns the bucket that the program may change: `bucket`, or in a dry run `copy`, into which it
+ * copies the entries. */
 static __always_inline struct flow_bucket *changeable(struct flow_bucket *bucket,
 						      struct flow_bucket *copy)
 {
@@ -233,7 +235,8 @@ static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)
 	return (value ^ flow->signature) >> FLOW_SIGNATURE_SHIFT == 0;
 }
 
-/* Searches the bucket for the entry with the flow's signature. */
+/* Searches the flow's bucket for the entry with its signature, and sets `value` to that entry, or
+ * to 0 if there is none. */
 static __always_inline void flow_search(struct flow *flow)
 {
 	__u64 signature = flow->signature;
@@ -298,14 +301,15 @@ static __always_inline __u32 flow_label(const struct flow *flow)
 	return flow->signature >> FLOW_SIGNATURE_SHIFT;
 }
 
-/* Gives a flow that is not looked up a signature, for its label only. */
+/* Gives a signature to a flow that is not looked up. Only flow_label() uses this signature. */
 static __always_inline void flow_sign(struct flow *flow, const struct flow_key *key)
 {
 	flow->signature =
 		spread(*(const __u32 *)&key->source_port * GOLDEN_RATIO + key->source.s6_addr32[3]);
 }
 
-/* Gives a flow that is not looked up a server. The flow has no bucket. */
+/* Gives a server and a flow label to a flow that is not looked up. The flow has no bucket, so it
+ * cannot be entered. */
 static __always_inline void flow_assume(struct flow *flow, const struct flow_key *key, __u32 server)
 {
 	flow_sign(flow, key);
@@ -331,20 +335,22 @@ static __always_inline bool flow_lingers(const struct flow *flow, __u64 now)
 	return has_ended(entry_state(flow->value)) && entry_age(flow->value, now) < FLOW_LINGER;
 }
 
-/* Whether the connection has ended so long ago that none of its packets is under way, as far as its
- * server or its client says. */
+/* Whether the server or the client has ended the connection, so long ago that none of its packets
+ * is under way. If it was the client, its FIN or RST may be forged. */
 static __always_inline bool flow_may_be_over(const struct flow *flow, __u64 now)
 {
 	return has_ended(entry_state(flow->value)) && !flow_lingers(flow, now);
 }
 
-/* Whether the connection has ended so long ago, as far as its server says. */
+/* Whether the server has ended the connection, so long ago that none of its packets is under
+ * way. */
 static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 {
 	return flow_is_closed(flow) && flow_may_be_over(flow, now);
 }
 
-/* Whether the connection of a flow may go on, as far as the client says. */
+/* Whether the connection may go on: it is established, and its client has not sent FIN or RST, or
+ * did so only a moment ago. */
 static __always_inline bool flow_may_go_on(const struct flow *flow, __u64 now)
 {
 	enum flow_state state = entry_state(flow->value);
@@ -353,7 +359,7 @@ static __always_inline bool flow_may_go_on(const struct flow *flow, __u64 now)
 	       (state == FLOW_CLOSING && flow_lingers(flow, now));
 }
 
-/* Whether a packet that was not the first one was seen a moment ago. */
+/* Whether the flow has an entry that is not FLOW_NEW, and that was renewed a moment ago. */
 static __always_inline bool flow_is_recent(const struct flow *flow, __u64 now)
 {
 	return flow_known(flow) && entry_state(flow->value) != FLOW_NEW &&
@@ -366,7 +372,8 @@ static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
 	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
 }
 
-/* Notes an entry. Not inlined: it would use much of the stack. */
+/* Notes an entry, and why the packet leaves its server, in the decision of a dry run. Not inlined:
+ * it would use much of the stack. */
 __noinline int note_entry_value(__u64 value, enum departure departure)
 {
 	if (!dry_run)
@@ -409,10 +416,15 @@ static __always_inline bool is_established(enum flow_state state)
 }
 
 /*
- * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
- * An RST does not confirm it either: if a flood has forged sources, the hosts there reset what they
- * did not open. Any other second packet confirms the flow. So does a packet long after the end: the
- * connection was only half closed, the FIN or RST was forged, or it is the next connection.
+ * The state machine: the state of a flow after an event. A remove-stickiness closes the flow. Any
+ * other event makes a flow without an entry a new one. For a flow with an entry, this holds: a SYN
+ * makes a closed flow a new one, and changes no other. It does not confirm a new flow, because a
+ * flood could repeat SYNs. An RST does not confirm a new flow either: if a flood has forged
+ * sources, the hosts there reset what they did not open. A FIN, or the RST of a flow that is not
+ * new, makes the flow closing, unless it is closed. Any other packet makes the flow established.
+ * This holds for a flow that has ended, too: the connection was only half closed, the FIN or RST
+ * was forged, or the packet is of the next connection. But flow_renew() ignores such a packet soon
+ * after the end (flow_ignores).
  */
 static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
 {
@@ -435,9 +447,10 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 }
 
 /*
- * Whether an event tells nothing about a flow. A SYN does not prove that the client has ended an
- * established connection. A packet soon after the end may belong to that end. The entry keeps the
- * time of the FIN, so that a packet that comes much later can be recognised.
+ * Whether an event leaves the flow's entry as it is. A SYN does, if the flow is established or
+ * closing: it does not prove that the connection is over. So does a packet without FIN or RST soon
+ * after the end, to which it may belong. The entry then keeps the time of the end, so that a packet
+ * that comes much later can be told from it.
  */
 static __always_inline bool flow_ignores(const struct flow *flow, enum flow_event event, __u64 now)
 {
@@ -465,6 +478,7 @@ static __always_inline __u64 count_states(struct load *load, enum flow_state fro
 
 	if (begins_again || (to == FLOW_NEW && from != FLOW_NEW))
 		__sync_fetch_and_add(&load->placed, 1);
+	/* A new flow that loses its entry is lost; one that gets another state is answered. */
 	if (from == FLOW_NEW && to == FLOW_FREE)
 		__sync_fetch_and_add(&load->lost, 1);
 	else if (begins_again || (from == FLOW_NEW && to != FLOW_NEW))
@@ -542,22 +556,24 @@ static __always_inline int find_way(const struct flow *flow, __u64 value)
 	return -1;
 }
 
-/* Changes the entry in a way of the flow's bucket, if there is one (-1: none), and if it has the
- * old value. */
+/* Changes the entry in a way of the flow's bucket. False, without a change: `way` is -1, or the
+ * entry does not have the old value any more. */
 static __always_inline bool change_way(const struct flow *flow, int way, __u64 old, __u64 new)
 {
 	return way >= 0 &&
 	       entry_change(&flow->bucket->entry[way & (FLOWS_PER_BUCKET - 1)], old, new);
 }
 
-/* Changes the entry of the flow's bucket that has the old value. */
+/* Changes the entry of the flow's bucket that has the old value. False: there is no such entry any
+ * more. */
 static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)
 {
 	return change_way(flow, find_way(flow, old), old, new);
 }
 
-/* Notes an event of a known flow, which stays with its server. It writes only if something
- * changes, at most once per tick, so that cores can share the cache line. */
+/* Notes an event of a known flow, which stays with its server. It writes only if the state or the
+ * tick is another than in the entry, so that cores can share the cache line. True: it has changed
+ * the entry. */
 static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)
 {
 	__u64 seen = seen_bits(flow_next(entry_state(flow->value), event), now);
@@ -586,8 +602,9 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 
 /*
  * Finds the entry that a new flow replaces: a free one, or else that of the highest rank. Returns
- * its way, and its value in `old`; or -1 when all entries are in use. With `spares_own`, an entry
- * that another core has made for the same flow since the lookup is not replaced.
+ * its way, and its value in `old`. Returns -1 if no entry may be replaced: none is of a new or
+ * closed flow, and none was idle for FLOW_MIN_IDLE. With `spares_own`, an entry that another core
+ * has made for the same flow since the lookup is not replaced.
  */
 static __always_inline int find_replaceable(const struct flow *flow, __u64 now, bool spares_own,
 					    __u64 *old)
@@ -618,8 +635,9 @@ static __always_inline int find_replaceable(const struct flow *flow, __u64 now, 
 	return found;
 }
 
-/* Enters a flow, in the place of its own old entry or of another one. Nothing is done when all
- * entries are in use, or when another core was faster. */
+/* Enters a flow: in the place of its own entry, if the lookup found one, or else where
+ * find_replaceable() says. False, without a change: the flow has no bucket, no entry may be
+ * replaced, or another core was faster. */
 static __always_inline bool flow_enter(struct flow *flow, __u32 server, enum flow_state state,
 				       __u64 now, bool spares_own)
 {

@@ -54,8 +54,9 @@ static __always_inline bool is_rival(const struct flow *claim, __u64 value)
 }
 
 /*
- * The server that a claim has to yield to because of another entry of the flow. A claim yields to a
- * confirmed entry, and the higher of two claims yields to the lower one. A higher claim is removed
+ * The server that a claim has to yield to because of this entry of the bucket, or HALF_OPEN_NOBODY
+ * if it need not yield. If the entry is another one of the claim's flow, the claim yields to it if
+ * it is confirmed, or is the lower of the two claims. If it is the higher claim, it is removed
  * here, unless it is confirmed at that very moment.
  */
 static __always_inline int half_open_rival(const struct flow *claim, __u64 *entry)
@@ -72,6 +73,7 @@ static __always_inline int half_open_rival(const struct flow *claim, __u64 *entr
  * Enters the server that has answered the SYN, and returns the server that has the flow then. Two
  * cores may enter two servers at the same time, in two entries of the bucket. So each core first
  * makes a claim, then looks for other entries, and confirms its claim if nobody has removed it.
+ * HALF_OPEN_NOBODY: the bucket has no room, or another core has removed the claim.
  */
 static __always_inline int half_open_insert(struct flow *flow, __u32 server)
 {

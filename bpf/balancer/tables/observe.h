@@ -44,8 +44,9 @@ static __always_inline void observe(__u64 entry, const struct load *load, __u64 
 		count_end(entry_server(entry), established_of(flows - LOAD_ESTABLISHED) + 1);
 }
 
-/* Whether a server has less to do after a change. In a flood, a new flow that ends changes
- * nothing. */
+/* Whether a server has less to do after a flow has changed its state: an established flow is so no
+ * more, or a new flow has ended unconfirmed. With SURE_NEW or more new flows, as in a flood, the
+ * end of a new flow does not count. */
 static __always_inline bool has_less(const struct load *load, enum flow_state from,
 				     enum flow_state to)
 {

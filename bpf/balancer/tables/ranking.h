@@ -120,8 +120,8 @@ static __always_inline __u32 lines_of(__u32 nodes)
 	return (nodes + RANKS_PER_LINE - 1) / RANKS_PER_LINE;
 }
 
-/* Writes a rank to its leaf, and corrects the numbers above it, as far as they change or up to the
- * top. Not inlined: see handle_in_full. */
+/* Writes a rank to its leaf, and corrects the numbers above it: with `to_top` all of them, or else
+ * up to the first one that is right. Not inlined: see handle_in_full. */
 __noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, bool to_top)
 {
 	__u32 first, nodes;

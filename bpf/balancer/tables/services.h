@@ -155,7 +155,8 @@ static __always_inline const struct service_entry *find_vip(__u32 generation,
 	return find_entry(generation, address, service_port(0, 0, ENTRY_VIP));
 }
 
-/* The reason of a packet that no service takes: `why` if it is for a VIP. */
+/* The reason of a packet to this VIP: `why`, or LB_DROP_REMOVED_VIP if the VIP was removed not long
+ * ago. If `vip` is NULL, the packet is to no VIP, and passes. */
 static __always_inline enum lb_reason reason_at(const struct service_entry *vip, enum lb_reason why)
 {
 	if (!vip)
