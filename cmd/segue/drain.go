@@ -175,7 +175,7 @@ func balancerOn(ctx context.Context, instance string) (*api.Client, error) {
 
 // clientOf returns a client of a balancer or an agent on this host.
 func clientOf(instance string) (*api.Client, error) {
-	if instance != "" { // also for users who may not read the tables
+	if instance != "" { // only choose needs the permission to read the data paths on the host
 		return api.NewClient(instance), checkInstance(instance)
 	}
 	found, err := choose("")
@@ -185,8 +185,9 @@ func clientOf(instance string) (*api.Client, error) {
 	return api.NewClient(found.Name), nil
 }
 
-// drain drains a server or a service and, with --wait, waits until it has no flow or connection
-// left.
+// drain drains a server or a service. With --wait, it then waits until this has no flow or
+// connection left. Without --wait, it prints how many there were before the drain, if it knows the
+// number. With --dry-run, it only prints what would change.
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, d, err := o.setDrained(ctx, out, name, true)
 	if err != nil || o.dryRun {
@@ -327,9 +328,10 @@ type drainClient struct {
 	patience time.Duration
 }
 
-// isUndrained tells whether the desired state does not drain d: then a drain would change this
-// state. The process may follow the state only later. If the state is unknown, such as when the
-// store does not answer, the result is false.
+// isUndrained tells whether the desired state does not drain d. It makes a dry run of a drain: if
+// the drain would change something, d is not drained. The process of a fleet may follow the desired
+// state only later. If the dry run fails, such as when the store does not answer, the result is
+// false.
 func (c *drainClient) isUndrained(ctx context.Context, d *drainable) bool {
 	changed, err := c.Change(ctx, true, d.edit(true))
 	return err == nil && len(changed.Changes) > 0
@@ -408,16 +410,17 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 	return nil, fmt.Errorf("%q: the agent has no such service; segue service list shows all", name)
 }
 
-// awaitEnd waits until something drained has no flow or connection left. It prints their number
-// each time the number changes. It returns an error if somebody undrains it meanwhile.
+// awaitEnd waits until a drained server or service has no flow or connection left. It prints their
+// number each time the number changes. It returns an error if a request fails, if the context ends,
+// or if somebody undrains the server or service meanwhile.
 //
-// Only a count that began after the drain proves something. A balancer does not count while it
-// changes its servers. So a count that ended after the drain has also begun after the drain. The
-// number 0 proves something only if connections that were opened before the drain would be counted
-// by now.
+// awaitEnd ignores a count that ended before the drain. A count that ended after the drain has also
+// begun after the drain, because a balancer does not count while it changes its servers. The number
+// 0 ends the wait only if the count ended more than d.opening after the drain. By then, each
+// connection that was accepted before the drain is counted.
 //
-// A balancer of a fleet may follow the drain some time after the store has it. Until then, the
-// desired state tells whether the drain still holds.
+// A balancer of a fleet may follow the drain some time after the store has it. Until then, awaitEnd
+// asks for the desired state to learn whether the drain still holds.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
 	var last *uint64    // the number that was printed last
 	var since time.Time // when the process was first seen to follow the drain; zero: not yet

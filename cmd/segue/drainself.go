@@ -45,7 +45,8 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if err != nil {
 		return err
 	}
-	// segue-drain.service runs on each host, also on those without BGP. There it must not fail.
+	// segue-drain.service drains with --until-restart, also on hosts without BGP. There it must not
+	// fail. Without this flag, the balancer refuses the drain below.
 	if before.BGP == nil && o.untilRestart {
 		_, err := fmt.Fprintln(out, "the balancer does not announce its VIPs: there is nothing to withdraw")
 		return err
@@ -67,7 +68,7 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	return awaitSilence(ctx, out, client, state)
 }
 
-// describeSelf says what a drain would do.
+// describeSelf prints what a drain would do. It returns an error if the balancer has no BGP.
 func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
 	state, err := client.Self(ctx)
 	switch {

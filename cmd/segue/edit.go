@@ -60,8 +60,10 @@ func (t *target) addRemovalFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false, usage)
 }
 
-// setTerms gives a client the conditions of the command's change. Without a store, the removal of
-// single servers and services has no limit, so setTerms refuses --allow-removals for an agent.
+// setTerms gives a client the conditions of the command's change. A command that gives all services
+// has a limit of removals on each process, so it may always have --allow-removals. Other commands
+// have a limit only with a store. For them, setTerms refuses --allow-removals if the process is an
+// agent, which never has a store.
 func (t *target) setTerms(ctx context.Context, client *api.Client) error {
 	client.IfVersion, client.AllowRemovals = string(t.ifVersion), t.allowRemovals
 	if !t.allowRemovals || t.givesAll {

@@ -312,8 +312,9 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 	return nil
 }
 
-// imported returns the content of a store after an import, and the changes for a balancer. If no
-// balancer can follow the content before, all services after the import count as new.
+// imported returns the content of a store after an import, and how this changes the desired state
+// of a balancer. The store keeps its overrides if the imported content has no section overrides. If
+// a balancer cannot follow the content before the import, all imported services count as new.
 func imported(
 	files *config.BalancerFiles, before store.Tree, content *config.Content,
 ) (store.Tree, desired.Changes, error) {
@@ -432,8 +433,9 @@ func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, err
 	return state.Content, nil
 }
 
-// awaitServices waits until a balancer knows its services from the store. Meanwhile the data path
-// of an earlier process keeps forwarding packets.
+// awaitServices waits until a balancer knows its services: from the store, or from its own file of
+// the last state that it followed. Until then, every few seconds, it logs and records why it waits,
+// and asks systemd for more time. The data path of an earlier process keeps forwarding packets.
 func awaitServices(
 	ctx context.Context, fleet *control.Fleet, recorder *rundir.Recorder, log *slog.Logger,
 ) error {
@@ -451,8 +453,8 @@ func awaitServices(
 	})
 }
 
-// startExtension is how much longer than now the start may take, each time the balancer notifies
-// systemd that it waits for the store.
+// startExtension is how long systemd continues to wait for the start after each notice that the
+// balancer waits for the store.
 const startExtension = 30 * time.Second
 
 // recordOf returns the condition of the store for the record of the process.
@@ -489,7 +491,7 @@ func publishStore(stream *events.Stream, before, now store.Status) {
 	switch {
 	case now.Held != before.Held && now.Held != "":
 		stream.Publish(events.Event{Kind: events.StoreHeld, Reason: now.Held})
-	case now.Held != before.Held:
+	case now.Held != before.Held: // nothing is held any more
 		stream.Publish(events.Event{Kind: events.StoreFollowed})
 	}
 }

@@ -15,11 +15,12 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// FollowingFile returns the files with other overrides: they change the services to those of
-// another configuration file. Services and servers that an override drains stay drained, if they
-// can be drained with the other file. Other sections of that file have no effect: there is a
-// warning if they differ from those in force. FollowingFile removes invalid overrides, with a
-// warning about each. The error is of type fieldpath.Errors.
+// FollowingFile returns f with new overrides, which change its services to those of another
+// configuration file. text is the content of that file. A service or server that an override drains
+// stays drained if the other file has it and it can be drained there. Other sections of that file
+// have no effect: there is a warning about each section that differs from the file in f.
+// FollowingFile removes invalid overrides, with a warning about each. The error is of type
+// fieldpath.Errors.
 func (f *Files[D]) FollowingFile(text []byte) (*Files[D], fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
@@ -59,7 +60,8 @@ func sectionsOf(state any) (sections []section) {
 	return sections
 }
 
-// withSections returns a document with the sections of the configuration file that it lacks.
+// withSections returns the document root. If root lacks a section other than services, the result
+// has the section of f's configuration file.
 func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 	top := resolved(root.Content[0])
 	for _, s := range sectionsOf(f.File) {
@@ -70,7 +72,8 @@ func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
 }
 
-// otherSections returns a warning for each section that differs in another file and has no effect.
+// otherSections returns a warning for each section other than services that differs between wanted
+// and f's configuration file. Such a section of wanted has no effect.
 func (f *Files[D]) otherSections(wanted D) (warnings fieldpath.Errors) {
 	own := sectionsOf(f.File)
 	for i, s := range sectionsOf(wanted) {
@@ -123,7 +126,8 @@ func nodesOf(root *yaml.Node) map[target]*yaml.Node {
 
 func (i *items) has(t target) bool { _, ok := i.at[t]; return ok }
 
-// written returns the fields of a service without its servers, or of a server.
+// written returns the fields of a service or server as the document has them, without defaults. The
+// fields of a service lack its servers.
 func (i *items) written(t target) desired.Fields {
 	fields := fieldsOf(i.nodes[t])
 	if t.server == "" {
@@ -136,6 +140,7 @@ func (i *items) written(t target) desired.Fields {
 func differences(before, after *items) (overrides []desired.Override) {
 	for i := range before.list {
 		t := targetOf(&before.list[i])
+		// The override that removes a service also removes its servers.
 		if !after.has(t) && (t.server == "" || after.has(target{t.service, ""})) {
 			overrides = append(overrides, desired.Override{Service: t.service, Server: t.server, Remove: true})
 		}
@@ -193,9 +198,9 @@ func patch(from, to map[string]any) map[string]any {
 	return changes
 }
 
-// keepDrains adds to overrides the drains of the overrides that were in force, for services and
-// servers that are still wanted. It warns about the drain of an agent's service that cannot be
-// drained any more.
+// keepDrains returns overrides that also have the drains of inForce. It leaves out the drain of a
+// service or server that wanted does not have. It also leaves out the drain of an agent's service
+// that cannot be drained any more, and warns about this drain.
 func keepDrains(
 	overrides, inForce []desired.Override, wanted *items,
 ) (kept []desired.Override, ended fieldpath.Errors) {

@@ -109,7 +109,7 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 		switch {
 		case !ok:
 			merged.Content = append(merged.Content, server)
-		case !m.overrides[i].Remove:
+		case !m.overrides[i].Remove: // of an override that adds this server, only the patch counts
 			merged.Content = append(merged.Content, patched(resolved(server), m.overrides[i].Set))
 		}
 	}
@@ -123,7 +123,9 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 	return with(service, "servers", merged)
 }
 
-// exists tells whether there is a service or server for an override to change, add or remove.
+// exists tells whether an override has a target. Either this override adds the target, or the file
+// or the override that adds the service has it. The target of a server's override also needs the
+// service: the file has the service or another override adds it, and no override removes it.
 func (m *merger) exists(o *desired.Override) bool {
 	s := m.services[o.Service]
 	if s.own >= 0 && m.overrides[s.own].Remove && o.Server != "" {
@@ -146,7 +148,9 @@ func (m *merger) inFile(o *desired.Override) bool {
 	return m.hasServer[[2]string{o.Service, o.Server}]
 }
 
-// inForce returns the overrides that have an effect, and warnings about the others.
+// inForce returns the overrides that have an effect. It warns about each override whose target does
+// not exist, and about each that adds what the file has. The latter has an effect only if it also
+// has a patch.
 func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Errors) {
 	warn := func(o *desired.Override, format string, args ...any) {
 		problem := fmt.Sprintf(format, args...)
@@ -169,10 +173,11 @@ func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Err
 	return effective, warnings
 }
 
-// translated changes the paths and lines of errors or warnings about the services of a merged
-// document. The indexes in its paths are those of no file. So a path begins with the service or
-// server instead, as in web/s1.weight. The line is that of the override that caused the error, or 0
-// if there is none.
+// translated changes the paths and lines of errors or warnings about a merged document. The indexes
+// in their paths are not those of the file. So a path in a service begins with the name of the
+// service or server instead, as in web/s1.weight. The line is that of the server's override. If
+// there is none, it is the line of the service's override, or else 0. An error outside the services
+// keeps its path, and has line 0.
 func (m *merger) translated(problems fieldpath.Errors, root *yaml.Node) fieldpath.Errors {
 	services := servicesOf(root)
 	all := make(fieldpath.Errors, len(problems))
@@ -244,7 +249,8 @@ func indexed(path, list string) (i int, rest string) {
 	return i, rest
 }
 
-// patched returns a mapping to which a merge patch was applied (RFC 7396 section 2).
+// patched returns a mapping to which a merge patch was applied (RFC 7396 section 2). A null in the
+// patch removes the field.
 func patched(node *yaml.Node, patch map[string]any) *yaml.Node {
 	for _, name := range slices.Sorted(maps.Keys(patch)) {
 		var value *yaml.Node
@@ -364,7 +370,8 @@ func nodeOf(value any) *yaml.Node {
 }
 
 // checkTree reports what a tree of fields must not have: aliases, addresses without quotes, and
-// fields that are given twice. An alias could be part of the value for which it stands.
+// fields that are given twice. An alias can stand for a node that contains the alias. Then the tree
+// would have no end.
 func (d *document) checkTree(path string, node *yaml.Node) {
 	d.fields[path] = place{line: node.Line, text: node.Value}
 	if node.Kind == yaml.AliasNode {

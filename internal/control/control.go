@@ -263,7 +263,8 @@ type Terms struct {
 // Result is what a change did, or would do.
 type Result struct {
 	// Version is the version of the desired state after the change. After a dry run, it is the version
-	// before the change: if the next change has it in Terms, it has the same result, or none.
+	// before the change. A caller can put it into the Terms of the real change. The real change then
+	// fails if another change came between.
 	Version  string
 	Changes  desired.Changes  // none: the change has no effect
 	Losses   []desired.Loss   // servers or services whose flows the change affects
@@ -302,7 +303,8 @@ type change[D config.State[D]] struct {
 	isWhole bool
 }
 
-// follow computes changed files, checks them, and makes the process follow them.
+// follow computes changed files, checks them, and makes the process follow them. With a store, the
+// keeper does so. In a dry run, or if the change has no effect, follow only returns the result.
 func (c *Controller[D]) follow(ctx context.Context, terms Terms, wanted change[D]) (*Result, error) {
 	if c.keeper != nil {
 		return c.keeper.Change(ctx, terms, wanted)
@@ -339,8 +341,9 @@ func (c *Controller[D]) follow(ctx context.Context, terms Terms, wanted change[D
 	return result, nil
 }
 
-// apply makes the process follow other overrides, and stores them. First it writes the file under
-// another name. So the likeliest failure, a full disk, changes nothing.
+// apply makes the process follow other overrides, and stores them. It writes the file under another
+// name before the process follows the overrides. So the likeliest failure, a full disk, changes
+// nothing. If the file cannot get its name later, the process returns to the earlier overrides.
 func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error {
 	pending, err := c.prepare(next)
 	if err != nil {

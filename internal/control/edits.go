@@ -46,8 +46,9 @@ type draft[D config.State[D]] struct {
 	sets []target
 }
 
-// edited returns files with edited overrides, and warnings. An edit of a target discards the
-// invalid override of this target.
+// edited returns files with edited overrides, and warnings. It discards the invalid overrides that
+// the edits replace, with a warning about each. It leaves out edited fields that change nothing,
+// where this is possible. It refuses edits that the next start or reload would not follow.
 func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Files[D], fieldpath.Errors, error) {
 	if problems := validate(edits); len(problems) > 0 {
 		return nil, nil, problems
@@ -193,7 +194,8 @@ func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]a
 	}
 }
 
-// has tells whether the file, or a service that an override adds, has a service or server.
+// has tells whether there is a service or server without an override of its own: in the file, or
+// among the servers of a service that an override adds.
 func (d *draft[D]) has(t target) bool { return d.files.Has(t.service, t.server) || d.added[t] != nil }
 
 // override returns the override of a target. If there is none, it appends an empty override to the
@@ -218,7 +220,8 @@ func (d *draft[D]) overrides() (all []desired.Override) {
 	return all
 }
 
-// exists tells whether there is a service or server after the edits so far.
+// exists tells whether there is a service or server after the edits so far. It must be in the file
+// or added by an override, and no override may remove it or its service.
 func (d *draft[D]) exists(t target) bool {
 	if t.server != "" && !d.exists(target{t.service, ""}) {
 		return false
@@ -243,7 +246,7 @@ func (d *draft[D]) edit(e Edit) error {
 		return fmt.Errorf("%s: %w", t, ErrNotFound)
 	case e.Remove:
 		d.reset(t)
-		if d.has(t) {
+		if d.has(t) { // otherwise only its own override had added it, which is gone
 			d.override(t).Remove = true
 		}
 		return nil
@@ -267,7 +270,7 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 		return fmt.Errorf("%s: %w", t, ErrExists)
 	case t.server != "" && !d.exists(service):
 		return fmt.Errorf("%s: %w", service, ErrNotFound)
-	case d.has(t):
+	case d.has(t): // and does not exist, so an override removes it
 		return fmt.Errorf("%s: %w in the configuration file, and is removed by an override: reset it",
 			t, ErrExists)
 	}
@@ -390,7 +393,7 @@ func valueOf[D config.State[D]](state D, t target) reflect.Value {
 }
 
 // effective returns the fields of a patch that have different values in the structs before and
-// after.
+// after. It also returns each field that one of the structs lacks.
 func effective(patch map[string]any, before, after reflect.Value) map[string]any {
 	kept := map[string]any{}
 	for name, value := range patch {

@@ -68,11 +68,10 @@ type Fleet struct {
 	cancel     context.CancelFunc
 	ended      chan struct{}
 
-	// The controller's mutex guards these fields. The balancer follows its own file and a state of the
-	// store.
-	own    *config.BalancerFiles // without services
-	state  *store.State          // nil before the first one
-	warned []string              // warnings about both that were logged already
+	// The controller's mutex guards these fields. The balancer follows own and state together.
+	own    *config.BalancerFiles // its own file, which has no services
+	state  *store.State          // the state of the store; nil before the first one
+	warned []string              // the warnings about own and state that were logged already
 }
 
 // Join connects the controller with the store that its configuration names, and begins to follow
@@ -284,7 +283,10 @@ func (f *Fleet) Overrides() ([]desired.Override, string) {
 	return slices.Clone(c.inForce.Overrides), f.follower.Status().Follows.String()
 }
 
-// Change implements keeper. It makes a change in the store, so that all balancers follow it.
+// Change implements keeper. It makes a change in the store, so that all balancers follow it. Then
+// it waits until this balancer follows the change. If the balancer does not follow it in time, the
+// result has a warning. Except in a dry run, Change refuses to permit removals while a version of
+// the store awaits confirmation: the change would permit the removals of this version, too.
 func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balancer]) (*Result, error) {
 	change := store.Change{
 		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !c.isWhole, DryRun: terms.DryRun,
@@ -360,8 +362,9 @@ func (f *Fleet) edit(
 	return next, &Result{Changes: changes, Losses: losses, Warnings: warnings}, nil
 }
 
-// awaitEffect waits until this balancer follows a change, and returns a warning if it does not.
-// That is not an error: the change is in the store.
+// awaitEffect waits until this balancer follows a change. It returns a warning if the balancer has
+// not read the change in time, if it does not follow the store for another reason, or if it awaits
+// the next generation of a service. These are not errors, because the change is in the store.
 func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warnings fieldpath.Errors) {
 	hasConsidered := func(s store.Status) bool {
 		return s.Newest.Epoch == version.Epoch && s.Newest.Change >= version.Change
