@@ -217,12 +217,12 @@ func (t Tree) putOverrides(overrides []desired.Override) error {
 	return nil
 }
 
-// apart takes overrides apart that add a service with its servers. The result has the same effect,
-// but each server has an override of its own. One key with all servers could be larger than the
-// store accepts, and a drain of one server would have to wait for other changes of the service.
+// apart splits each override that adds a service with its servers: every server gets an override of
+// its own. The effect stays the same. One key with all servers could be larger than the store
+// accepts, and a drain of one server would have to wait for other changes of the service.
 //
-// If the tree itself has the service, the override adds nothing. Then its servers stay in it,
-// because as overrides of their own they would add something.
+// An override that adds a service which the tree has already is without effect. Its servers are not
+// split off, because overrides of their own would add them to the tree's service.
 func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err error) {
 	added := map[string]int{} // the indexes in all of the new overrides of servers, by their keys
 	for _, o := range overrides {

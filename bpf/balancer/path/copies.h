@@ -71,8 +71,9 @@ struct copy_source {
 _Static_assert(sizeof(struct copy_source) == ETH_ALEN, "not a MAC address");
 _Static_assert(MAX_SERVICES <= 1 << 16, "the id of a service has more bits");
 
-/* Whether all servers of a service get a copy of an ICMP error of an unknown flow. An inserted
- * routing header has to come behind hop-by-hop options, which no program of tc reads. */
+/* Whether all servers of a service get a copy of an ICMP error of an unknown flow. A program of tc
+ * makes the copies. With srv6-insert it makes none of a packet with hop-by-hop options: the routing
+ * header would have to come behind these, and no program of tc reads them. */
 static __always_inline bool needs_copies(const struct packet *pkt, const struct service *service)
 {
 	return pkt->kind == PACKET_ICMP_ERROR && !bucket_tells(service) &&
