@@ -63,7 +63,7 @@ static __always_inline void adapt(struct dynamic_state *state, const struct acce
 
 /*
  * Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
- * window. The next window counts that attempt as accepted, but not as an attempt.
+ * window. The next window counts that attempt only if it is accepted, and only as accepted.
  *
  * The paper counts SYNs. A flood of SYNs would fill windows while the load does not change. Then
  * the threshold would follow the load, and half of all offers would be accepted whatever the load
@@ -101,7 +101,7 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 }
 
 /* The highest threshold of the dynamic policy: the capacity. A source without a capacity counts
- * connections, and the accept queue's limit is the application's own bound for them. */
+ * connections. For such a source, it is the limit that the application has set its accept queue. */
 static __always_inline __u32 highest_threshold(const struct load *load,
 					       const struct backlog *backlog)
 {

@@ -26,7 +26,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Makes the compiler describe these types to user space, which no map mentions. */
+/* No map mentions these types. This makes the compiler describe them to user space. */
 const union {
 	enum agent_reason reason;
 	enum syn_ack syn_ack;

@@ -19,8 +19,8 @@ struct delivered_fragment {
 	__be32 identification;
 };
 
-/* Packets whose first fragment was delivered. Later fragments have no ports to find their flow
- * by. */
+/* Packets whose first fragment was delivered. Later fragments have no ports, so their flow is
+ * unknown. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_DELIVERED_FRAGMENTS);
@@ -94,7 +94,7 @@ static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct
 	};
 
 	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
-		/* With a place to describe a fragment, parse_ipv4() also reads fragments. */
+		/* Because it gets a struct fragment to fill, parse_ipv4() also reads fragments. */
 		if (parse_ipv4(&at, pkt, &client->fragment))
 			return false;
 	} else if (parse_ipv6(&at, pkt)) {

@@ -21,8 +21,8 @@ volatile __u64 node_netns;
 static __always_inline void local_end(const struct bpf_sock_ops *ops, struct in6_addr *address,
 				      __be16 *port)
 {
-	/* Both are read before one is chosen: the verifier requires plain accesses, and the
-	 * compiler would merge the two reads. */
+	/* This is read even if it is not needed. Otherwise the compiler would merge the reads of
+	 * both branches, and the verifier requires plain accesses. */
 	__u32 ipv4 = ((const volatile struct bpf_sock_ops *)ops)->local_ip4;
 
 	if (ops->family == IPV6_FAMILY) {
@@ -54,9 +54,9 @@ static __always_inline void remote_end(const struct bpf_sock_ops *ops, struct in
 }
 
 /*
- * The mark of a socket that counts as an open connection. A socket begins to count when it gets the
- * mark, and ends when it loses the mark. So it counts at most once, also if other programs ask for
- * calls about sockets that this program has not seen begin. User space compares the counts with the
+ * The mark of a socket that counts as an open connection. A socket counts from when it gets the
+ * mark until it loses it. So it counts at most once, even if another program makes the kernel call
+ * this one for sockets that this one has not seen begin. User space compares the counts with the
  * marks.
  */
 struct counted_socket {
@@ -91,8 +91,9 @@ static __always_inline struct connection_count *find_count(const struct bpf_sock
 	return bpf_map_lookup_elem(&connections, key);
 }
 
-/* Whether the server has not closed the connection yet. The client may have. A connection by TCP
- * Fast Open exists from its SYN on, while its state is SYN_RECV (RFC 7413 section 4.2.2). */
+/* Whether the server has not closed the connection yet. The client may have closed its side. A
+ * connection by TCP Fast Open exists from its SYN on, while its state is SYN_RECV (RFC 7413 section
+ * 4.2.2). */
 static __always_inline bool is_open(__u32 state)
 {
 	return state == BPF_TCP_SYN_RECV || state == BPF_TCP_ESTABLISHED ||

@@ -81,8 +81,9 @@ static __always_inline __u32 restored_echo(struct xdp_md *ctx, const struct pack
 	return is_after(latest, range.last) ? range.last : latest;
 }
 
-/* Enters the flow of a packet that completes the handshake, before the stack makes the socket: a
- * flood may have evicted the entry. `echoed` is the cookie in the packet. */
+/* Enters the flow of a packet that completes the handshake, before the stack makes the socket. The
+ * cookie of an entry stays. A flood may have evicted the entry: then the new one has the cookie in
+ * the packet, `echoed`. */
 static __always_inline void acknowledge(const struct envelope *envelope, const struct packet *pkt,
 					__u8 echoed)
 {

@@ -9,7 +9,7 @@
  *     +------------------------------+-----------------------+
  *      63          32 31     22 21 19 18    6    5     4    3   2    0
  *     +--------------+---------+-----+-------+-------+----+-----+-----+
- *     |    since     | balancer|room | first |reports|told|encap|state|  content
+ *     |    since     | balancer|free | first |reports|told|encap|state|  content
  *     +--------------+---------+-----+-------+-------+----+-----+-----+
  *
  * The bucket's number and the signature come from independent hashes. In a bucket, a flow is
@@ -187,7 +187,7 @@ static __always_inline __u64 *balancer_at(__u32 number)
 	return bpf_map_lookup_elem(&agent_balancers, &number);
 }
 
-/* Reads an entry, unless its check fails. */
+/* Reads an entry. If its check fails, the state stays AGENT_FLOW_LISTEN. */
 static __always_inline void agent_entry_read(__u64 identity, __u64 content, struct agent_flow *flow)
 {
 	const __u64 *locator = balancer_at(content >> AGENT_BALANCER_SHIFT);

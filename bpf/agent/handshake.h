@@ -26,10 +26,12 @@ static __always_inline bool keeps_cookie(const struct local_flow *flow, int kind
 /*
  * Handles a SYN of a connection that this server has. The stack decides what the SYN means. Here
  * only the flow's entry may change. If the balancer asks for a cookie, a half-open flow is entered
- * with the cookie, and any other flow stays as it is. If not, a half-open flow with a cookie stays
- * as it is. The packets of any other half-open flow signal it to the balancer again, and so do
- * those of a flow whose entry still waits. A connected flow without an entry gets one, without a
- * signal.
+ * with the cookie, and any other entry stays as it is. If the balancer asks for none:
+ *
+ *	- The entry of a half-open flow with a cookie stays as it is.
+ *	- Any other half-open flow waits, and so does a flow that waited before: the server's next
+ *	  packet signals it to the balancer.
+ *	- A connected flow without an entry gets one, without a signal.
  */
 static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
@@ -234,13 +236,15 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 }
 
 /*
- * Handles a packet whose flow this server does not have. A socket in TIME_WAIT counts only if no
- * other server is left to ask, because the client may have a new connection from the same port on
- * another server. If a hint has led the packet here, the balancer can still ask the others, so the
- * packet is returned. A packet that a cookie has led here stays with the socket in TIME_WAIT: a new
- * connection on another server would have another cookie. A cookie seldom misleads
- * (docs/understand/protocol.md, "Returned packets"). If it does, that socket takes a packet of the
- * other server's connection.
+ * Handles a packet whose flow this server does not have, except perhaps in TIME_WAIT:
+ *
+ *	- Another server is left to ask: the packet goes on to it. The client may have a new
+ *	  connection from the same port there, even if this server has a socket in TIME_WAIT.
+ *	- A hint has led the packet here: it is returned, and the balancer asks the other servers.
+ *	- This server has a socket in TIME_WAIT: that socket gets the packet, even if a cookie has
+ *	  led the packet here. A new connection on another server would have another cookie. A cookie
+ *	  seldom misleads (docs/understand/protocol.md, "Returned packets").
+ *	- Otherwise the packet is returned if the balancer wants it back, and refused if not.
  */
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
 							  const struct packet *pkt, int kinds)
@@ -257,10 +261,14 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 /*
  * Handles recover-stickiness and steer. Only sockets tell whether this server has the flow. An
  * entry may be of a connection that is over, while another server has the client's next connection
- * from the same port. If this server has the flow, the packet is delivered. A half-open flow with a
- * cookie keeps its entry, unless the packet brings a cookie, too. After recover-stickiness, the
- * server's next packet signals any other flow to the balancer, unless the flow is ending. After
- * steer, the entry stays as it is, unless the packet has a cookie, or a hint has led it here.
+ * from the same port. If this server has the flow, the packet is delivered, and the first of these
+ * cases decides about the entry:
+ *
+ *	- Steer, and the packet has a cookie: take_cookie() decides.
+ *	- The flow is half-open, and has a cookie: the entry stays as it is.
+ *	- Steer: the entry stays as it is, unless a hint has led the packet here.
+ *	- Recover-stickiness: the flow waits, so that the server's next packet signals it to the
+ *	  balancer. A flow that is ending stays so, and FIN or RST makes the flow closing.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)

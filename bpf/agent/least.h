@@ -18,7 +18,8 @@
 #include "net/report.h"
 
 /* How many entries of the list the last candidate reads. A balancer lists itself and at most seven
- * servers in front of the last candidate. */
+ * servers in front of the last candidate. The list is in reverse order: the entry of an earlier
+ * candidate has a higher index. */
 #define MAX_EARLIER 8
 
 /* The candidate that gets a connection, and its load. */
@@ -33,8 +34,7 @@ static __always_inline bool is_offer(const struct in6_addr *sid)
 	return sid_function(sid) == SID_CONNECT_AVAIL && is_other_server(sid);
 }
 
-/* What a load report says about the first candidate, as far as the candidate's entry of the list
- * tells. */
+/* What a load report says about the first candidate, by the candidate's entry of the list. */
 static __always_inline __u32 first_of(const struct in6_addr *entry)
 {
 	__u64 argument = bpf_be64_to_cpu(low_bits_of(entry));
@@ -49,10 +49,10 @@ static __always_inline __u32 first_of(const struct in6_addr *entry)
  * of its own, or if that entry offers the connection to no other server. */
 static __always_inline bool is_first_candidate(struct xdp_md *ctx, const struct envelope *envelope)
 {
-	__u32 before = envelope->segments_left + 1;
+	__u32 in_front = envelope->segments_left + 1;
 	struct in6_addr entry;
 
-	return before > envelope->last_entry || !load_entry(ctx, envelope, before, &entry) ||
+	return in_front > envelope->last_entry || !load_entry(ctx, envelope, in_front, &entry) ||
 	       !is_offer(&entry);
 }
 

@@ -98,8 +98,8 @@ static __always_inline void note_refused(const struct flow_key *flow)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
 
-/* Notes a packet of this host, if it refuses a connection. If the host has passed connections of
- * the service on, it does so no longer. Then the state is removed. */
+/* Notes a packet of this host, if it refuses a connection. A host that refuses connections of a
+ * service no longer passes them on. So the state LISTENER_ELSEWHERE is removed. */
 static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
@@ -127,6 +127,7 @@ static __always_inline void note_forwarded(const struct sent *sent)
 	if ((sent->tcp_flags & flags) != (TCP_SYN | TCP_ACK))
 		return;
 	state = find_listener(&sent->flow, &key);
+	/* Without a state, the packet may be of no service. */
 	if (state ? *state != LISTENER_ELSEWHERE : !!bpf_map_lookup_elem(&segment_sizes, &key))
 		bpf_map_update_elem(&listeners, &key, &elsewhere, BPF_ANY);
 }

@@ -45,12 +45,12 @@ static __always_inline bool is_in_vip_lines(const struct in6_addr *address)
 		const volatile __u64 *vip = (const volatile __u64 *)&line->vip[i];
 
 		if (vip[1] == words[1] && vip[0] == words[0])
-			return words[0] | words[1];
+			return words[0] | words[1]; /* address 0 has matched a free place */
 	}
 	return false;
 }
 
-/* Whether `balancers` restricts who may send functions about flows. If not, everybody may. */
+/* Whether only the nodes in `balancers` may send functions about flows. If not, any node may. */
 volatile __u32 balancers_are_named;
 
 /* A prefix of locators, of up to 64 bits. */

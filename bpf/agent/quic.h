@@ -17,7 +17,7 @@
 #define QUIC_PREFIX_SIZE 16   /* the first octet, and the longest server ID */
 #define QUIC_ID_SIZE 20	      /* the longest ID of the versions 1 and 2 */
 
-/* How the connection IDs of this server begin, in one form. */
+/* How the connection IDs of this server begin, in the form of one config rotation. */
 struct quic_own_id {
 	__u8 octets[QUIC_PREFIX_SIZE]; /* the first octet, and the server ID */
 	__u8 mask[QUIC_PREFIX_SIZE];   /* the bits that all IDs of this server have in common */
@@ -173,8 +173,7 @@ __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
  * Counts a packet that the host's stack gets if its destination ID names another server. The ID of
  * an Initial or 0-RTT packet does not count, because the client has chosen it. Nor does an ID that
  * names no server, because any datagram may seem to have one. Packets with extension headers are
- * not read, as in read_sent(). Not inlined: most
- * packets are not of QUIC.
+ * not read, as in read_sent(). Not inlined: most packets are not of QUIC.
  */
 __noinline int check_delivered_id(struct xdp_md *ctx)
 {

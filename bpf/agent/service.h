@@ -30,8 +30,8 @@ enum load_source {
 #define NO_CAPACITY 0xffffffff
 
 /*
- * How a TCP service accepts connections. User space replaces it as a whole. Only then does user
- * space write the state of the dynamic policy, which the programs maintain.
+ * How a TCP service accepts connections. The programs maintain the state of the dynamic policy.
+ * User space writes that state only when it replaces the whole structure.
  */
 struct acceptance {
 	struct bpf_spin_lock lock;

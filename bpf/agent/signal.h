@@ -124,8 +124,8 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
 }
 
-/* Whether the flow was entered so recently that what its entry has about the first candidate still
- * counts. A repeated SYN-ACK is later. */
+/* Whether a signal still reports the first candidate, because the flow was entered recently. A
+ * repeated SYN-ACK is later. */
 static __always_inline bool is_first_recent(const struct agent_flow *flow)
 {
 	return agent_flow_age(flow) < FIRST_LIFETIME;
@@ -167,10 +167,10 @@ __noinline __u64 report_of(struct __sk_buff *skb, const struct sent *sent,
 	return bpf_cpu_to_be64(report);
 }
 
-/* The signal for the packet; SID_HOST: none. FIN or RST signals the end, and so does the next
- * packet if that one had no room. The end is signalled once. A repeated FIN or RST goes straight to
- * the client, because the first one may have been lost with the balancer. Before the end, each
- * packet of a flow that waits signals that this server has accepted it. */
+/* The signal for the packet; SID_HOST: none. A packet with FIN or RST signals the end. If it has no
+ * room for the signal, the next packet signals the end. The end is signalled once. A repeated FIN
+ * or RST goes straight to the client, because the first one may have been lost with the balancer.
+ * Before the end, each packet of a flow that waits signals that this server has accepted it. */
 static __always_inline enum sid_function signal_of(const struct sent *sent,
 						   const struct agent_flow *flow)
 {
@@ -203,9 +203,9 @@ static __always_inline void note_signal(struct local_flow *flow, enum sid_functi
 }
 
 /* Adds a signal to the packet, if there is one to send and the packet has room, and sends it to the
- * balancer. Any other packet goes straight to the client (TC_ACT_UNSPEC). If the flow has a cookie,
- * its packet gets the cookie, too: the flow's entry may be that of a packet without a cookie, which
- * anybody can send. */
+ * balancer. Any other packet goes straight to the client (TC_ACT_UNSPEC). The packet also gets the
+ * cookie of its flow, even if the flow's entry has none: anybody can send a packet without a
+ * cookie, which overwrites the entry. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
 	enum sid_function function;

@@ -87,8 +87,8 @@ func sameRule(a, b agentAcceptance) bool {
 }
 
 // writeAcceptances writes the accept policies of the services to the data path. A service whose
-// policy has not changed keeps its current threshold. The previous process uses the same tables
-// until the takeover is complete.
+// policy has not changed keeps its current threshold. Removed services stay in the tables until the
+// takeover is complete, because the previous process uses the same tables until then.
 func (k *kernel) writeAcceptances(
 	t *datapath.Takeover, want map[agentServiceKey]agentAcceptance,
 ) error {

@@ -110,7 +110,7 @@ func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets desired.
 }
 
 // Losses returns the services that would lose their connections if the agent got the configuration
-// cfg: those whose VIP cfg does not have. The agent delivers the packets of all connections to a
+// cfg: the services whose VIP is not in cfg. The agent delivers the packets of all connections to a
 // VIP as long as any service has the VIP.
 func (a *Agent) Losses(ctx context.Context, cfg *desired.Agent) (losses []desired.Loss, err error) {
 	err = a.do(ctx, func() error {
@@ -158,7 +158,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.answerPolls(ctx)()
 	defer a.auditConnections(ctx)()
 	close(a.ready)
-	due := time.NewTimer(0) // of the next checkHost
+	due := time.NewTimer(0) // for the next call of checkHost
 	defer due.Stop()
 	for {
 		a.steps.Add(1)
@@ -326,8 +326,8 @@ func (a *Agent) apply(cfg *desired.Agent, keys desired.SignalKeys) error {
 	})
 }
 
-// reload applies another configuration with its signal keys. by is who has asked for it. If a step
-// fails, reload restores the running configuration.
+// reload applies another configuration with its signal keys. The log and the event of the change
+// say that it was requested by by. If a step fails, reload restores the running configuration.
 func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, by string) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err

@@ -78,7 +78,7 @@ func awaitLocal(vip netip.Addr) error {
 	return fmt.Errorf("VIP %s on lo is not usable after %s; is lo up?", vip, patience)
 }
 
-// isLocal tells whether the kernel delivers packets to the address to the host itself.
+// isLocal tells whether the kernel delivers packets for the address to this host.
 func isLocal(address netip.Addr) bool {
 	routes, err := netlink.RouteGet(address.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL

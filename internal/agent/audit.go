@@ -22,8 +22,7 @@ const (
 	// kernel's sockets.
 	auditInterval = time.Minute
 	// confirmInterval is the time from a comparison that finds a difference to the comparison that
-	// is to confirm it. A program, or a program and the kernel, take far less time between two
-	// steps.
+	// is to confirm it. It is far longer than the moments that correct describes.
 	confirmInterval = time.Second
 )
 

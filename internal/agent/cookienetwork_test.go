@@ -685,8 +685,9 @@ func (s sentSegment) hasValidChecksum() bool {
 	if s.from.Is4() {
 		addresses = s.frame[14+12 : 14+20]
 	}
-	sum := uint32(6 + len(tcp))
-	for _, part := range [][]byte{addresses, append(slices.Clone(tcp), 0)[:(len(tcp)+1)&^1]} {
+	sum := uint32(6 + len(tcp)) // protocol and length of the pseudo-header
+	even := append(slices.Clone(tcp), 0)[:(len(tcp)+1)&^1]
+	for _, part := range [][]byte{addresses, even} {
 		for i := 0; i < len(part); i += 2 {
 			sum += uint32(binary.BigEndian.Uint16(part[i:]))
 		}

@@ -197,7 +197,8 @@ func (q question) segments(locator uint64) []netip.Addr {
 	return []netip.Addr{sid.Addr(), other.Addr()}
 }
 
-// sender returns the locator of a balancer that the agent obeys, or :: if it obeys all balancers.
+// sender returns the locator of a balancer whose packets the agent accepts. If the agent accepts
+// those of all balancers, sender returns the address ::.
 func (d *dryRun) sender() (netip.Addr, error) {
 	var prefix agentLocatorPrefix
 	err := d.balancers.NextKey(nil, &prefix)

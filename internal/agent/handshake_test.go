@@ -231,6 +231,8 @@ func TestTableIII(t *testing.T) {
 	t.Log(seen)
 }
 
+// tryEvent passes the packet of an event to the data path and to the reference, and compares the
+// results. It returns the reason by the reference.
 func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsulation, now situation, state string, e event, name string) string {
 	ref := newReference(cfg)
 	ref.sockets = func(flow) sockets { return now.socketsFor(e.flags) }
@@ -265,6 +267,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsul
 	return reason
 }
 
+// offers returns the numbers of offers to a service, by outcome.
 func offers(t testing.TB, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
 	key := serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())})
@@ -338,6 +341,8 @@ func TestAlgorithm2(t *testing.T) {
 	}
 }
 
+// tryOffer makes an offer to the data path and to the reference, want. It compares the results, and
+// the states of the dynamic policy.
 func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow, seed uint64, i int) {
 	t.Helper()
 	load := agentLoad{Busy: want.load.Busy, Capacity: want.load.Capacity, When: uint64(lasting(t))}

@@ -110,6 +110,7 @@ func (s *leastStage) be(kind desired.Encapsulation, candidate int, load *accept.
 	s.beIn(leastConfig(kind), candidate, load)
 }
 
+// beIn is the same as be, but with a configuration other than leastConfig.
 func (s *leastStage) beIn(cfg *desired.Agent, candidate int, load *accept.Load) {
 	s.t.Helper()
 	s.cfg = cfg
@@ -258,7 +259,7 @@ func leaves(t *testing.T, frame []byte, result string, next, entry netip.Addr) (
 // taker returns the index of the candidate that gets a connection, by the definition of policy
 // least. A nil load is unknown.
 func taker(loads []*accept.Load) int {
-	least := len(loads) - 1
+	last := len(loads) - 1
 	for i, l := range loads {
 		switch {
 		case l == nil && i == 0 && len(loads) > 1:
@@ -267,13 +268,9 @@ func taker(loads []*accept.Load) int {
 			return i
 		}
 	}
-	for i, l := range slices.Backward(loads[:least]) {
-		if l == nil {
-			continue
-		}
-		// A tie leaves the connection at the last candidate, else at the first of several.
-		last := least == len(loads)-1
-		if now := loads[least]; now == nil || perUnit(l).Cmp(perUnit(now)) < 0 || !last && perUnit(l).Cmp(perUnit(now)) == 0 {
+	least := last // the last candidate keeps the connection if no other has a lower load
+	for i, l := range loads[:last] {
+		if lowest := loads[least]; l != nil && (lowest == nil || perUnit(l).Cmp(perUnit(lowest)) < 0) {
 			least = i
 		}
 	}
@@ -447,7 +444,7 @@ func anyOffer(random *rand.Rand, kind desired.Encapsulation, f flow) []byte {
 		}
 		function, candidate := functions[random.IntN(len(functions))], 2+random.IntN(8)
 		if i == at {
-			function, candidate = functions[3+random.IntN(2)], 1
+			function, candidate = []srv6.Function{srv6.ConnectAvail, srv6.ConnectForce}[random.IntN(2)], 1
 		} else if random.IntN(20) == 0 {
 			candidate = 1
 		}

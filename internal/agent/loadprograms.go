@@ -156,8 +156,8 @@ func loadPermitted() (*ebpf.CollectionSpec, labels, error) {
 	return spec, l, nil
 }
 
-// declared declares the maps. The map of the assigned VIPs comes first: that an instance has it
-// shows that the instance is an agent.
+// declared declares the maps. The map of the assigned VIPs comes first, because its pin marks an
+// instance as an agent.
 var declared = datapath.Declarations{
 	{Name: agentMapBelongings, Life: datapath.Kept},
 	{Name: agentMapReasons, Life: datapath.Expendable},

@@ -93,11 +93,11 @@ type policy struct {
 }
 
 func newPolicy(s desired.AgentService) *policy {
-	p := &policy{drained: s.Drained, reset: s.NotLocal == desired.NotLocalReset, source: s.Load} // and least
+	p := &policy{drained: s.Drained, reset: s.NotLocal == desired.NotLocalReset, source: s.Load}
 	if s.Drained {
 		return p
 	}
-	switch a := s.Accept; a.Policy {
+	switch a := s.Accept; a.Policy { // least leaves p.Policy nil
 	case desired.AcceptAlways:
 		p.Policy = accept.Always{}
 	case desired.AcceptNever:
@@ -290,6 +290,7 @@ func (h *hunter) accept(f flow, w *wrapped) {
 	h.flows[f] = now
 }
 
+// connect returns the reason for an offer. "" means that the packet is delivered.
 func (h *hunter) connect(w *wrapped, s segment) string {
 	known, local := h.flows[s.flow], h.lookup(s.flow)
 	isAwaited := known.state == "wait" || known.state == "cookie" && !known.acknowledged
@@ -331,6 +332,7 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 
 func ends(s segment) bool { return s.flags&(packet.FIN|packet.RST) != 0 }
 
+// acknowledge handles ack-stickiness.
 func (h *hunter) acknowledge(w *wrapped, s segment) {
 	if h.flows[s.flow].state != "" || s.flags&(packet.SYN|packet.FIN|packet.RST) == 0 || h.lookup(s.flow).live() {
 		h.noteKnown(w, s)
@@ -349,6 +351,7 @@ func (h *hunter) noteKnown(w *wrapped, s segment) {
 	}
 }
 
+// recover returns the reason for recover-stickiness and steer. "" means that the packet is delivered.
 func (h *hunter) recover(w *wrapped, s segment) string {
 	local := h.lookup(s.flow)
 	switch here := local.live() || local.cookie && s.flags&packet.ACK != 0 && s.flags&(packet.SYN|packet.RST) == 0; {

@@ -59,9 +59,10 @@ func (p *policy) compare(w *wrapped, local sockets) string {
 		passed[i] = toldLoad(srv6.ParseOffer(candidate.Argument))
 	}
 	place := accept.Middle
-	if last := w.left() <= 0; last {
+	switch {
+	case w.left() <= 0:
 		place = accept.Last
-	} else if first {
+	case first:
 		place = accept.First
 	}
 	answer, back := accept.Least(own, passed, place)
@@ -92,8 +93,8 @@ func (w *wrapped) tell(load accept.Load) {
 		return
 	}
 	sid := srv6.Parse(w.destination)
-	const loads = 1<<40 - 1 // the rest is the balancer's, and stays
-	sid.Argument = sid.Argument&^loads | offerOf(load).Argument()&loads
+	const loadBits = 1<<40 - 1 // only these bits change: the balancer has set the others
+	sid.Argument = sid.Argument&^loadBits | offerOf(load).Argument()&loadBits
 	w.own = sid.Addr()
 }
 

@@ -75,7 +75,8 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 	return c
 }
 
-// balancersOf returns the locators of the balancers that may ask about connections.
+// balancersOf returns the locators of the balancers that may send functions about flows. If the
+// configuration names none, all balancers may.
 func balancersOf(node *desired.AgentNode) map[agentLocatorPrefix]uint32 {
 	all := map[agentLocatorPrefix]uint32{}
 	for _, prefix := range node.Balancers {
@@ -150,9 +151,8 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	)
 }
 
-// writeBalancers writes the locators of the balancers that may ask about connections. If there are
-// none, all balancers may ask. A balancer that may ask before and after the change may also ask
-// during the change.
+// writeBalancers writes the locators of the balancers that may send functions about flows. A
+// balancer that may do so before and after the change may also do so during the change.
 func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
 	setNamed := func(named uint32) error {
 		if err := k.objects.BalancersAreNamed.Set(named); err != nil {

@@ -49,7 +49,7 @@ type TracedFlow struct {
 	State string `json:"state"` // listen (no entry), wait, direct, ending, closing or cookie
 	// Balancer is the locator of the balancer that signals go to. It is not valid in state listen.
 	Balancer netip.Prefix `json:"balancer,omitzero"`
-	Age      float64      `json:"age_seconds,omitempty"` // since the last change of state
+	Age      float64      `json:"age_seconds,omitempty"` // since the last change of the entry
 }
 
 // Answer is what happens to a packet that arrives with an SRv6 function, by a dry run of the

@@ -18,7 +18,7 @@ import (
 // Hook is a point at which the kernel runs a program of an instance.
 type Hook struct {
 	At       ebpf.AttachType // ebpf.AttachXDP, AttachTCXIngress or AttachTCXEgress
-	Priority uint16          // of a filter, lower ones first; no foreign filter may have the same
+	Priority uint16          // of the filter; lower ones run first; no filter of others may have it
 	Pin      string          // the name of the link's pin; empty: the link ends with the process
 }
 
@@ -53,8 +53,9 @@ func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err e
 	return attached, nil
 }
 
-// claim gives the links that an earlier process has left on the interfaces the pins of the present
-// places. They have other pins if interfaces have changed their parts, such as node.inside.
+// claim renames the pins of the links that an earlier process has left on the interfaces of the
+// places, so that each link has the pin of its place. The earlier names differ if interfaces have
+// changed their parts, for example if node.interface has become node.inside.
 func (l *Loader) claim(t *Takeover, places []Place) error {
 	for _, place := range places {
 		for _, other := range l.Hooks {
@@ -207,8 +208,8 @@ func worthGeneric(noNative error) bool {
 }
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
-// when there is no such link, or when it belongs to another interface: see PinLink. A link of
-// another network namespace is another error. UpdateLink first detaches a link that a killed
+// when there is no such link, or when it belongs to another interface: see PinLink. For a link of
+// another network namespace, it is another error. UpdateLink first detaches a link that a killed
 // process has left half-way: new, but not named yet, or replaced, but not detached yet.
 func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	if err := DetachLink(next(pin)); err != nil {

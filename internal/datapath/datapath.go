@@ -87,8 +87,8 @@ func MakeDir(instance string, role Role) (string, error) {
 
 // checkOwner returns an error if another user could replace what a directory contains. On many
 // hosts, every user can make directories in the BPF file system, and so could have made this one.
-// It also refuses root after another user, such as that of the package's units: a process of that
-// user which an attacker controls could otherwise prepare tables for root.
+// Root, too, must not use the directory of another user, such as the user of the package's units:
+// an attacker who controls a process of that user could otherwise prepare tables for root.
 func checkOwner(dir string, role Role) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(dir, &stat); err != nil {

@@ -63,7 +63,7 @@ func MapsIn(objects any, names ...string) map[string]**ebpf.Map {
 	return all
 }
 
-// fieldsOf returns the fields of a type of a struct that bpf2go has generated, by the names of the
+// fieldsOf returns the fields of type T in a struct that bpf2go has generated, by the names of the
 // objects.
 func fieldsOf[T any](objects any) map[string]*T {
 	all := map[string]*T{}
@@ -71,7 +71,7 @@ func fieldsOf[T any](objects any) map[string]*T {
 	return all
 }
 
-// addFields adds the fields of a struct, and of the structs in it.
+// addFields adds the fields of type T in a struct, and in the structs that it contains.
 func addFields[T any](all map[string]*T, objects reflect.Value) {
 	for i := range objects.NumField() {
 		field := objects.Field(i)

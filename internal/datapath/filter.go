@@ -56,7 +56,7 @@ func (p Place) filter(instance string) *netlink.BpfFilter {
 	}
 }
 
-// parent is where clsact runs the program.
+// parent returns the point of clsact at which the program of the hook runs.
 func (h Hook) parent() uint32 {
 	if h.At == ebpf.AttachTCXEgress {
 		return netlink.HANDLE_MIN_EGRESS

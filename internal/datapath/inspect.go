@@ -119,7 +119,7 @@ func Instances() ([]Instance, error) {
 	return instances, nil
 }
 
-// Snapshot is the part of the state at one moment that balancers and agents have in common.
+// Snapshot is the state of an instance at one moment: the part that balancers and agents share.
 type Snapshot struct {
 	Instance
 	Time     time.Time `json:"time"`
@@ -175,8 +175,8 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	return s, err
 }
 
-// AddHiddenTags finds out whether programs see the VLAN tags of frames. The reader may reach the
-// other end of a veth although the process may not.
+// AddHiddenTags sets HiddenVLANTags of the attachments. The calling process may reach the other end
+// of a veth that the process of the instance cannot reach.
 func AddHiddenTags(attachments ...*Attachment) {
 	for _, a := range attachments {
 		if a == nil || a.Interface == "" {

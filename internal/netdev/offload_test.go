@@ -44,7 +44,7 @@ func TestSetOffloads(t *testing.T) {
 	}))
 }
 
-// An offload that stays as it is is an error, as is an interface or an offload that does not exist.
+// It is an error if an offload cannot change, or if the interface or the offload does not exist.
 func TestSetOffloadsFails(t *testing.T) {
 	t.Parallel()
 	testhost.Must(t, testhost.NewNamespace(t).Do(func() error {

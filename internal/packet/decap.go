@@ -66,7 +66,7 @@ func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 		if len(p) < at {
 			return ipHeader{}, 0, fmt.Errorf("%d bytes of a GRE header: %w", len(p)-env.content, ErrTruncated)
 		}
-		// The flags and the version of the GRE header must be 0, so it equals its protocol.
+		// The flags and the version must be 0. Then the header, as a number, is its protocol.
 		switch header := binary.BigEndian.Uint32(p[env.content:]); header {
 		case etherTypeIPv6:
 		case etherTypeIPv4:
@@ -110,13 +110,13 @@ func Decapsulate(frame []byte) ([]byte, error) {
 		return nil, err
 	}
 	if env.tunnel() {
-		return env.unwrap(frame)
+		return env.decapsulate(frame)
 	}
-	return env.remove(frame)
+	return env.removeSRH(frame)
 }
 
-// remove removes an inserted segment routing header.
-func (env envelope) remove(frame []byte) ([]byte, error) {
+// removeSRH removes an inserted segment routing header.
+func (env envelope) removeSRH(frame []byte) ([]byte, error) {
 	vip, err := env.vip(frame)
 	if err != nil {
 		return nil, err
@@ -129,8 +129,8 @@ func (env envelope) remove(frame []byte) ([]byte, error) {
 	return slices.Delete(out, env.network+env.srhAt, env.network+env.content), nil
 }
 
-// unwrap removes the outer headers of a tunnel.
-func (env envelope) unwrap(frame []byte) ([]byte, error) {
+// decapsulate removes the outer headers of a tunnel.
+func (env envelope) decapsulate(frame []byte) ([]byte, error) {
 	ip, at, err := env.inner(frame)
 	if err != nil {
 		return nil, fmt.Errorf("inner packet: %w", err)

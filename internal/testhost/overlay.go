@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the name of the environment variable that tells a copy of the test program where to
-// mount the overlay.
-const folder = "SEGUE_TEST_OVERLAY"
+// folderVariable is the name of the environment variable that tells a copy of the test program
+// where to mount the overlay.
+const folderVariable = "SEGUE_TEST_OVERLAY"
 
 // exitNoOverlay is the exit code of a copy of the test program that may not mount an overlay.
 const exitNoOverlay = 77
@@ -39,7 +39,7 @@ func RerunOnOverlay(t *testing.T, tests ...string) {
 	}
 	cmd := exec.Command(program, "-test.v", "-test.timeout=5m",
 		"-test.run=^("+strings.Join(tests, "|")+")$")
-	cmd.Env = append(os.Environ(), folder+"="+t.TempDir())
+	cmd.Env = append(os.Environ(), folderVariable+"="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	cmd.WaitDelay = time.Minute
 	out, err := cmd.CombinedOutput()
@@ -55,7 +55,7 @@ func RerunOnOverlay(t *testing.T, tests ...string) {
 // EnterOverlay mounts the overlay, if RerunOnOverlay has started this process. Otherwise it does
 // nothing. If the process may not mount an overlay, EnterOverlay ends it with exitNoOverlay.
 func EnterOverlay() {
-	dir := os.Getenv(folder)
+	dir := os.Getenv(folderVariable)
 	if dir == "" {
 		return
 	}
@@ -63,7 +63,7 @@ func EnterOverlay() {
 		fmt.Println(err)
 		os.Exit(exitNoOverlay)
 	}
-	os.Unsetenv(folder)
+	os.Unsetenv(folderVariable)
 	os.Setenv("TMPDIR", filepath.Join(dir, "merged"))
 }
 

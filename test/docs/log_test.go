@@ -36,7 +36,7 @@ func (m message) String() string {
 	return fmt.Sprintf("| %s | %s | %s |\n", m.level, strings.ReplaceAll(m.text, "|", `\|`), keys)
 }
 
-// isQuiet tells whether a file is of no process that runs a balancer or an agent.
+// isQuiet tells whether no process of a balancer or an agent runs the code of a file.
 func isQuiet(name string) bool {
 	return strings.HasSuffix(name, "_test.go") ||
 		!strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "cmd/segue/")
@@ -199,7 +199,7 @@ func (f *finder) keysOf(e ast.Expr) (keys []string) {
 			if to, ok := a.Lhs[0].(*ast.Ident); !ok || to.Name != e.Name {
 				return true
 			}
-			if call, ok := a.Rhs[0].(*ast.CallExpr); ok { // x = append(x, …): without an endless recursion
+			if call, ok := a.Rhs[0].(*ast.CallExpr); ok { // x = append(x, …): keysOf would not end
 				keys = append(keys, f.pairs(call.Args[1:])...)
 			} else {
 				keys = append(keys, f.keysOf(a.Rhs[0])...)

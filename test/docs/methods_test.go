@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// TestMethods checks that the tables of methods in docs/understand/architecture.md are those that follow from
-// package desired. With -update it writes them.
+// TestMethods checks that the tables of methods in docs/understand/architecture.md are those that
+// follow from package desired. With -update it writes them.
 func TestMethods(t *testing.T) {
 	const name = "docs/understand/architecture.md"
 	text := read(t, name)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestConditions checks that the samples of segue status and segue server list show conditions that a server
-// can have.
+// TestConditions checks that the samples of segue status and segue server list show conditions that
+// a server can have.
 func TestConditions(t *testing.T) {
 	var known []string
 	source := read(t, "internal/balancer/inspect/conditions.go")

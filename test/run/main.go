@@ -215,8 +215,8 @@ var soak = []tier{
 	},
 }
 
-// choosePackages returns the packages of the tier, out of all packages of the module: those whose
-// tier, by tierOf, has the same field packages. The tier is not one that isNamed.
+// choosePackages returns those of all packages of the module that belong to the tier (tierOf). The
+// tier must not be one that names its packages (isNamed).
 func (t tier) choosePackages(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
 		return !slices.Equal(tierOf(pkg), t.packages)

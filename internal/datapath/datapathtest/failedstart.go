@@ -94,7 +94,7 @@ func (s Starts) FailAtSteps(t testing.TB, step, number int) {
 			s.Check(when, 1-number, true)
 			// The call may have kept the start from removing a pin. Every later start removes it,
 			// also one that fails.
-			s.Start(number, 0)
+			s.Start(number, 0) // 0: no call fails
 			number = 1 - number
 			before = s.State()
 		} else {

@@ -47,7 +47,7 @@ var crashes = flag.Int("crashes", 1,
 // Apart returns how far apart the system calls are that a test interrupts: step, divided by the
 // flag -crashes. The distance is always odd. So tests that use two configurations in turn interrupt
 // both.
-func Apart(step int) int { return step / *crashes | 1 }
+func Apart(step int) int { return (step / *crashes) | 1 }
 
 // KillBefore kills this process by SIGKILL instead of its nth system call that changes something.
 // The calls of all threads count, from now on. If there is no nth call, as for 0, the process is
@@ -157,16 +157,18 @@ func (c calls) filter() []unix.SockFilter {
 	)
 	const number, firstArgument = 0, 16
 	filter := []unix.SockFilter{{Code: load, K: number}}
-	// match adds a jump to the last instruction for each value. Between these jumps and the last
-	// two instructions, there are to be the given number of others.
-	match := func(values []uint32, after int) {
+	// match adds a jump to the last instruction for each value. rest is the number of instructions
+	// between these jumps and the last two instructions.
+	match := func(values []uint32, rest int) {
 		for i, value := range values {
-			to := uint8(len(values) - i + after)
-			filter = append(filter, unix.SockFilter{Code: jump, Jt: to, K: value})
+			laterJumps := len(values) - i - 1
+			skipped := uint8(laterJumps + rest + 1) // 1: the next-to-last instruction
+			filter = append(filter, unix.SockFilter{Code: jump, Jt: skipped, K: value})
 		}
 	}
 	match(c.others, len(c.bpf)+2)
 	filter = append(filter,
+		// Any other call than bpf(2) goes on to the next-to-last instruction.
 		unix.SockFilter{Code: jump, Jf: uint8(len(c.bpf) + 1), K: unix.SYS_BPF},
 		unix.SockFilter{Code: load, K: firstArgument})
 	match(c.bpf, 0)

@@ -241,8 +241,9 @@ func UsedMaps[T any](t testing.TB, objects *T, except *ebpf.Map) (used []string)
 	return used
 }
 
-// hasContent tells whether a map has content: an array an element other than zeros, a ring buffer
-// unread bytes, and another map any element. For storages of sockets it returns false.
+// hasContent tells whether a map has content. In an array, that is an element other than zeros. In
+// a ring buffer, it is unread bytes. In another map, it is any element. For storages of sockets,
+// hasContent returns false.
 func hasContent(m *ebpf.Map) (bool, error) {
 	switch m.Type() {
 	case ebpf.SkStorage:
