@@ -59,7 +59,7 @@ func (c *countTest) attach() {
 	})
 }
 
-// detach detaches it.
+// detach detaches the program that counts.
 func (c *countTest) detach() {
 	c.t.Helper()
 	if err := datapath.DetachLink(c.k.loader.PathOf(connectionCountPin)); err != nil {

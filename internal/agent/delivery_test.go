@@ -70,6 +70,7 @@ func TestDelivers(t *testing.T) {
 	}
 }
 
+// deliver sends and receives data in an encapsulation, and checks the MSS and the counters.
 func (n *network) deliver(t *testing.T, a *Agent, w way, vip netip.Addr) {
 	outer := n.t
 	n.t = t

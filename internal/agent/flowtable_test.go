@@ -168,8 +168,9 @@ func TestFlowTableChecksEntries(t *testing.T) {
 	}
 }
 
-// Balancers whose places collide get other ones. One too many takes the first place, and the flows
-// of the balancer that had it are lost. No flow gets another balancer.
+// Balancers whose places collide get the next places, if these are free. A balancer that finds none
+// takes the first place, and the flows of the balancer that had it are lost. No flow gets another
+// balancer.
 func TestFlowTableBalancers(t *testing.T) {
 	k := testKernel(t)
 	table := tableOf(t, k)
@@ -283,7 +284,8 @@ func TestFlowTableOutlivesProcess(t *testing.T) {
 	}
 }
 
-// As dataplane.TestChosenFlowsShareBucketsByChance.
+// Flows of chosen clients share a bucket only by chance, as in the balancer's flow table: see
+// dataplane.TestChosenFlowsShareBucketsByChance.
 func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 	t.Parallel()
 	const bits, draws = 10, 1000
@@ -295,13 +297,13 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 			for i := range table.keys.Key {
 				table.keys.Key[i] = random.Uint64()
 			}
-			mates, of := 0, func(client netip.AddrPort) uint64 {
+			mates, bucketOf := 0, func(client netip.AddrPort) uint64 {
 				bucket, _ := table.place(flow{client, vip6})
 				return bucket >> (bucketBits - bits)
 			}
-			victim := of(clients[0])
+			victim := bucketOf(clients[0])
 			for _, client := range clients[1:] {
-				if of(client) == victim {
+				if bucketOf(client) == victim {
 					mates++
 				}
 			}

@@ -41,6 +41,7 @@ func cookieCaptures() (frames [][]byte) {
 	return frames
 }
 
+// steered returns packets of a flow with the function steer and a cookie of a width.
 func steered(kind desired.Encapsulation, f flow, width int, options []packet.Option) (frames [][]byte) {
 	own := candidateSID(1, srv6.Steer, srv6.Offer{Cookie: width})
 	for _, flags := range []packet.TCPFlags{packet.ACK, packet.FIN | packet.ACK, packet.RST} {
@@ -51,6 +52,7 @@ func steered(kind desired.Encapsulation, f flow, width int, options []packet.Opt
 	return frames
 }
 
+// offeredWithCookie returns offers of a connection that ask for a cookie of a width.
 func offeredWithCookie(kind desired.Encapsulation, f flow, width int, options []packet.Option) (frames [][]byte) {
 	f.client = netip.AddrPortFrom(f.client.Addr(), f.client.Port()+1) // the first port has a connection
 	for _, column := range []int{0, 1, 5, srv6.NoColumn} {

@@ -152,20 +152,21 @@ func FuzzReceive(f *testing.F) {
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
-// FuzzSteer does the same in a namespace that has connections, whose packets carry cookies.
+// FuzzSteer does the same as FuzzReceive in a namespace that has connections, whose packets carry
+// cookies.
 func FuzzSteer(f *testing.F) {
 	d := openComparison(f).steered(f)
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
-// FuzzTransmit does the same with frames that the host sends.
+// FuzzTransmit does the same as FuzzReceive with frames that the host sends.
 func FuzzTransmit(f *testing.F) {
 	d := openComparison(f).outgoing(f)
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
-// This test does the same for a limited time, with different frames each time. Each reason occurs
-// for some mutant.
+// TestMutants does the same as FuzzReceive for a limited time, with different frames each time. Each
+// reason occurs for some mutant.
 func TestMutants(t *testing.T) {
 	d := openComparison(t).incoming()
 	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() []string {
@@ -185,7 +186,8 @@ func TestMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
-// This test does the same for packets with cookies. Each result of a packet of a connection occurs.
+// TestSteeredMutants does the same as FuzzSteer for a limited time. Each result of a packet of a
+// connection occurs.
 func TestSteeredMutants(t *testing.T) {
 	d := openComparison(t).steered(t)
 	packettest.TryMutants(t, "FuzzSteer", d.captures, d.compare, func() []string {
@@ -198,7 +200,8 @@ func TestSteeredMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
-// This test does the same for frames that the host sends. Each result occurs for some mutant.
+// TestSentMutants does the same as FuzzTransmit for a limited time. Each result occurs for some
+// mutant.
 func TestSentMutants(t *testing.T) {
 	d := openComparison(t).outgoing(t)
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
@@ -210,8 +213,8 @@ func TestSentMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
-// compare passes frames to both. The verdicts, all bytes, all counters and all flows must agree.
-// What becomes of a frame does not depend on the frames before it.
+// compare passes frames to the data path and to the reference. The verdicts, all bytes, all counters
+// and all flows must agree. compare forgets all flows before.
 func (d direction) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	if d.stage == nil {

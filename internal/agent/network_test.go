@@ -162,6 +162,8 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
+// wrapAll encapsulates the packets that the client sends to VIPs. It ends when the tunnel interface
+// is closed. If the balancer hunts, wrapAll also receives the servers' signals.
 func (n *network) wrapAll(t *testing.T) {
 	buffer := make([]byte, 65536)
 	for {
@@ -183,7 +185,8 @@ func (n *network) wrapAll(t *testing.T) {
 				continue
 			}
 		}
-		if h != nil && buffer[0]>>4 == 6 && buffer[24] == 0xfd && buffer[27] == 0x6c {
+		isForBalancer := buffer[0]>>4 == 6 && buffer[24] == 0xfd && buffer[27] == 0x6c // fd00:6c::/32
+		if h != nil && isForBalancer {
 			if err := h.take(frame); err != nil {
 				t.Errorf("take a signal of %d bytes: %v", len(frame), err)
 			}

@@ -73,8 +73,9 @@ func TestProbeAboutAbsentVIP(t *testing.T) {
 		frame := probeFor(desired.SRv6Encap, vip)
 		reason, want := c.receive(frame)
 		c.check(t, frame, reason, want)
-		if served := want[len(want)-5]; served != map[bool]byte{true: 1}[vip == vip4.Addr()] {
-			t.Errorf("%v: flags %d", vip, served)
+		flags := want[len(want)-5]
+		if isServed := flags == answersServed; isServed != (vip == vip4.Addr()) {
+			t.Errorf("%v: flags %d", vip, flags)
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (r reference) issuedID(frame []byte) (result string, id []byte) {
 	return "issued_other", id
 }
 
-// deliveredID does the same for the destination ID of a packet that is delivered.
+// deliveredID does the same as issuedID for the destination ID of a packet that is delivered.
 func (r reference) deliveredID(reason string, frame []byte) (result string, id []byte) {
 	switch reason {
 	case "deliver_srv6_insert", "deliver_srv6_encap", "deliver_gre", "deliver_ipip":

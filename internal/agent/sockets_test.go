@@ -137,7 +137,7 @@ func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
 // listenOnly starts an application that accepts no connection, with a limit of its accept queue.
 func (s *stage) listenOnly(vip netip.AddrPort, limit int) {
 	s.t.Helper()
-	// It bounds the limit that Go asks for.
+	// This setting bounds the limit that Go asks for.
 	const sysctl = "/proc/sys/net/core/somaxconn"
 	var listener net.Listener
 	s.do(func() (err error) {

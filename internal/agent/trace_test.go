@@ -175,8 +175,8 @@ func TestTraceOfConnection(t *testing.T) {
 	}
 }
 
-// Trace knows what a server does with SIDs that are not usual: with a policy of all ports behind a
-// service without one, without a locator, and on an interface that leads out of the domain.
+// Trace knows what unusual servers do: one with a policy for all ports beside a service without a
+// policy, one without a locator, and one whose interface leads out of the domain.
 func TestTraceOfUnusualServers(t *testing.T) {
 	s := newStage(t)
 	s.listen(vip4)

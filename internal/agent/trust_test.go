@@ -227,9 +227,9 @@ func TestBalancerTakesTags(t *testing.T) {
 	}
 }
 
-// A stranger's packet that this server would pass on to a balancer like its own signal is dropped,
-// also if no balancers are named. The balancer would accept what the server would make of an
-// inserted header.
+// If this server passed on the packets of this test, a balancer would take them for signals of this
+// server. So the server drops them, even if no balancers are named. The balancer would accept those
+// with an inserted header.
 func TestForgedSignals(t *testing.T) {
 	cfg := testConfig()
 	cfg.Node.Balancers = nil

@@ -33,6 +33,7 @@ func pass(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	return program
 }
 
+// pins makes the pin directory of an instance for the duration of a test.
 func pins(t *testing.T) (dir string) {
 	t.Helper()
 	instance := fmt.Sprintf("test-%d-attach", os.Getpid())

@@ -73,7 +73,8 @@ func (u *undoing) requireUndone(name string, steps func(*Takeover) error) {
 	}
 }
 
-// requireAttachUndone does the same with programs on the same interface and on the other one.
+// requireAttachUndone requires that a takeover that attaches the program to an interface is undone,
+// for either interface.
 func (u *undoing) requireAttachUndone(when string) {
 	u.t.Helper()
 	for name, ifindex := range map[string]int{"eth0": u.first, "eth1": u.second} {

@@ -174,8 +174,7 @@ func TestOtherEndMayBeForbidden(t *testing.T) {
 	}))
 }
 
-// The offloads of an interface with an offload of its own are switched off. The interface is not a
-// veth.
+// The offloads of a network card hide the tags that the card itself receives. They are switched off.
 func TestReceiver(t *testing.T) {
 	t.Parallel()
 	a, b := testhost.NewNamespace(t), testhost.NewNamespace(t)
@@ -224,8 +223,8 @@ func TestHiddenTagsOfMembers(t *testing.T) {
 	}))
 }
 
-// XDP in generic mode cannot see the tags of an interface above others. The members of a bond with
-// native XDP are asked instead.
+// XDP in generic mode cannot see the tags of an interface above others. For a bond with native XDP,
+// its members are visited instead.
 func TestUpperInterfaces(t *testing.T) {
 	t.Parallel()
 	generic := netlink.LinkAttrs{Name: "up", Xdp: &netlink.LinkXdp{AttachMode: nl.XDP_ATTACHED_SKB}}

@@ -50,7 +50,7 @@ func TestDescriptions(t *testing.T) {
 	}
 }
 
-// A manually built header of a packet that travels to its second segment. The checksum is that of
+// The option Routing makes a packet that travels to its second segment. The checksum is that for
 // the final destination.
 func TestRoutingBuilder(t *testing.T) {
 	srh := packet.NewSRH(1, balancer, deliver1, vip6.Addr())

@@ -126,7 +126,7 @@ func TestTsharkReadsSegments(t *testing.T) {
 	}
 }
 
-// Checks that tshark reports errors. Otherwise the other tests would prove nothing.
+// tshark reports errors. Otherwise the other tests would prove nothing.
 func TestTsharkObjects(t *testing.T) {
 	frame := packet.TCP(client6, vip6)
 	transport := packet.TransportOffset(frame)

@@ -201,7 +201,8 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// A test that passes when it is repeated has not failed, nor have its subtests. Other tests have.
+// The failures of a test that passes when it is repeated, and of its subtests, are withdrawn. The
+// failures of other tests stay.
 func TestWithdraw(t *testing.T) {
 	r := result{counts: counts{passed: 3, failed: 5}, failures: []failure{
 		{"a", "TestParent", "=== RUN TestParent"},
