@@ -111,7 +111,8 @@ static __always_inline void replace_in_checksum(struct tcphdr *tcp, __u32 before
 
 /*
  * Handles a packet of a flow of this server whose packets carry a cookie: restores the echo in the
- * frame. Packets without timestamps stay as they are. Not inlined: the verifier walks it once.
+ * frame, and enters the flow if the packet completes the handshake. Packets without timestamps stay
+ * as they are. Not inlined: the verifier walks it once.
  */
 __noinline int take_cookie(struct xdp_md *ctx, const struct envelope *envelope,
 			   const struct packet *pkt, int kinds)

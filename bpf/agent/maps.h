@@ -21,8 +21,8 @@ struct {
 } vips SEC(".maps");
 
 /*
- * A part of `vips`, in lines of our own: nearly all packets find their VIP here, without a call. A
- * VIP whose line is full is only in `vips`. User space writes both.
+ * The VIPs once more, in cache lines that programs read without a call. Nearly all packets find
+ * their VIP here. A VIP whose line is full is only in `vips`. User space writes both.
  */
 #define VIP_LINE_BITS 8
 #define VIPS_PER_LINE 4

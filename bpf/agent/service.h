@@ -20,7 +20,7 @@ enum accept_policy {
 enum load_source {
 	LOAD_CONNECTIONS = 1, /* open connections (connections.h) */
 	LOAD_ACCEPT_QUEUE,    /* connections that wait in the accept queue */
-	/* Loads that user space writes. The programs treat them alike. */
+	/* Loads that user space writes. */
 	LOAD_APACHE_SCOREBOARD,
 	LOAD_CGROUP,
 	LOAD_SHARED_MEMORY,

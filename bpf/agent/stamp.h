@@ -97,14 +97,14 @@ static __always_inline void stamp(struct __sk_buff *skb, const struct sent *sent
 	if (!at || bpf_skb_load_bytes(skb, at, &before, sizeof(before)))
 		return;
 	value = bpf_ntohl(before);
-	/* Linux sends only SYN-ACKs with a SYN cookie without a socket. */
+	/* A SYN-ACK without a socket has a SYN cookie. */
 	if (is_syn_ack && !skb->sk)
 		stamped = stamped_syn_cookie(value, mask, column);
 	else
 		stamped = (value & ~mask) | column;
 	after = bpf_htonl(stamped);
-	/* RFC 1624. A checksum that the interface completes does not cover the options yet: the
-	 * helper then leaves it. */
+	/* The helper updates the checksum by RFC 1624. It leaves a checksum that the interface will
+	 * complete: that one does not cover the options yet. */
 	if (after == before ||
 	    bpf_l4_csum_replace(skb, sent->transport + offsetof(struct tcphdr, check),
 				checksum_words(before, at - sent->transport),

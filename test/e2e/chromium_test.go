@@ -221,7 +221,7 @@ func keepOnly(t *testing.T, l *lab.Lab, servers ...string) {
 	awaitServers(t, l)
 }
 
-// withoutOne returns all servers but one, which is not the kept one.
+// withoutOne returns all servers except for one. It never leaves out the server kept.
 func withoutOne(all []string, kept string) []string {
 	i := slices.IndexFunc(all, func(name string) bool { return name != kept })
 	return slices.Delete(slices.Clone(all), i, i+1)

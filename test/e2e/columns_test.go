@@ -44,8 +44,9 @@ func placesOf(t *testing.T, l *lab.Lab, balancer string, live *load) []int {
 	return places
 }
 
-// beyondHistory tells for each connection of a service whether its server was, in any generation
-// since it was opened, not in the history of its place. The first of the sets is the present one.
+// beyondHistory tells for each connection of a service whether any generation since the opening of
+// the connection lacked the server in the history of the connection's place. The first of the sets
+// is the present one.
 func beyondHistory(
 	t *testing.T, l *lab.Lab, s lab.Service, sets []serversets.Set, live *load, places []int,
 ) []bool {
@@ -66,8 +67,8 @@ func beyondHistory(
 	return beyond
 }
 
-// historyOf returns the history after the candidate tables, of which the first is the present
-// one. It has no servers that have left.
+// historyOf returns the history that a balancer has after these candidate tables. The first table
+// is the present one. The history has none of the servers that are not in it.
 func historyOf(t *testing.T, tablesBack [][]uint16, depth int) *tables.History {
 	t.Helper()
 	history, err := tables.NewHistory(tablesBack[0], depth)

@@ -39,7 +39,7 @@ func newSite(t *testing.T, servers int) *site {
 	return s
 }
 
-// newClusteredSite does the same with a store of three members.
+// newClusteredSite does the same as newSite with a store of three members.
 func newClusteredSite(t *testing.T, servers int) *site {
 	t.Helper()
 	s := &site{T: t, cluster: etcdtest.StartCluster(t, 3)}
@@ -409,7 +409,8 @@ func TestStoreFaults(t *testing.T) {
 	}
 }
 
-// TestStoreClusterFaults does the same with the faults of a store of three members.
+// TestStoreClusterFaults does the same as TestStoreFaults with the faults of a store of three
+// members.
 func TestStoreClusterFaults(t *testing.T) {
 	t.Parallel()
 	newClusteredSite(t, 4).suffer(clusterFaults)

@@ -95,7 +95,7 @@ func newFailing(t *testing.T, server string) *failing {
 	return f
 }
 
-// in returns the same for a subtest.
+// in returns a copy of f that reports to a subtest.
 func (f failing) in(t *testing.T) *failing {
 	f.T = t
 	return &f

@@ -108,8 +108,9 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 	}
 }
 
-// hopsOf returns the TCP packets that have left the switch so far. If a packet was recorded twice,
-// it returns the later recording, because the checksum may have been computed in between.
+// hopsOf returns the TCP packets that have left the switch so far. Each was recorded twice: when it
+// reached the switch, and when it left. hopsOf returns the later recording, because the checksum may
+// have been computed in between.
 func hopsOf(t *testing.T, l *lab.Lab, file *sharedFile) (hops []hop) {
 	t.Helper()
 	names := macs(t, l)

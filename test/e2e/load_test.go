@@ -61,13 +61,13 @@ func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	return openResting(t, l, n, think(n), services...)
 }
 
-// openResting does the same, with the given time between two requests.
+// openResting does the same as open, with the given time between two requests.
 func openResting(t *testing.T, l *lab.Lab, n int, think time.Duration, services ...lab.Service) *load {
 	t.Helper()
 	return openFrom(t, l, make([]int, n), think, services...)
 }
 
-// openFrom does the same, with a connection from each of the ports. 0 is any port.
+// openFrom does the same as openResting, with a connection from each of the ports. 0 is any port.
 func openFrom(t *testing.T, l *lab.Lab, ports []int, think time.Duration, services ...lab.Service) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
