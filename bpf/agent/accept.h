@@ -100,8 +100,8 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 	return accepted;
 }
 
-/* The highest threshold of the dynamic policy: the capacity. A source without a capacity counts
- * connections. For such a source, it is the limit that the application has set its accept queue. */
+/* The highest threshold of the dynamic policy: the capacity. Without a capacity, the source counts
+ * connections. Then it is the limit of the accept queue, which the application has set. */
 static __always_inline __u32 highest_threshold(const struct load *load,
 					       const struct backlog *backlog)
 {

@@ -28,6 +28,7 @@
 static __always_inline __u32 token_offset(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	__u32 offset = ETH_HLEN + envelope->size;
+	/* The mask is for the verifier: see MAX_PROBE_HEADERS. */
 	const __u8 *inner = frame_start(ctx) + (offset & 0xff);
 
 	if (envelope->size > MAX_PROBE_HEADERS)

@@ -89,6 +89,7 @@ static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct
 {
 	struct packet *pkt = &client->packet;
 	struct cursor at = {
+		/* The mask is for the verifier. */
 		.pos = frame_start(ctx) + ETH_HLEN + (envelope->size & 0x7fff),
 		.end = frame_end(ctx),
 	};

@@ -29,12 +29,12 @@ struct decision {
 	__u16 socket;		    /* BPF_TCP_* of the socket that the packet meets; 0: none */
 	__u64 balancer;		    /* locator of the balancer in the agent's entry */
 	__u64 age;		    /* age of the agent's entry, in ns */
-	struct service_key service; /* the one whose policy applies; protocol 0: there is none */
+	struct service_key service; /* the service whose policy applies; protocol 0: none */
 	__u8 pad[4];
 };
 
-/* The record is in a section of its own, because a program and its dry run share all variables but
- * this one. User space sets the record to zero before each run. */
+/* The record is in a section of its own: a program and its dry run share the other variables, but
+ * not the record. User space sets the record to zero before each run. */
 struct decision record SEC(".data.decision");
 
 #endif

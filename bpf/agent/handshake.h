@@ -206,8 +206,8 @@ handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct pac
 	return AGENT_NONE;
 }
 
-/* A token bucket for resets (net/token.h), because anybody can send such packets in any client's
- * name. */
+/* A token bucket for resets (net/token.h), because anybody can send packets that cause resets, in
+ * any client's name. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -242,8 +242,8 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
  *	  connection from the same port there, even if this server has a socket in TIME_WAIT.
  *	- A hint has led the packet here: it is returned, and the balancer asks the other servers.
  *	- This server has a socket in TIME_WAIT: that socket gets the packet, even if a cookie has
- *	  led the packet here. A new connection on another server would have another cookie. A cookie
- *	  seldom misleads (docs/understand/protocol.md, "Returned packets").
+ *	  led the packet here. A new connection on another server would have another cookie. A
+ *	  cookie seldom misleads (docs/understand/protocol.md, "Returned packets").
  *	- Otherwise the packet is returned if the balancer wants it back, and refused if not.
  */
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,

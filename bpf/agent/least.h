@@ -73,6 +73,7 @@ __noinline int find_least_busy(struct xdp_md *ctx, const struct envelope *envelo
 		struct known_load load;
 		struct in6_addr entry;
 
+		/* No earlier candidate has entry 0: it is the VIP's or the last candidate's. */
 		if (i >= envelope->last_entry || index <= envelope->segments_left)
 			break;
 		if (!load_entry(ctx, envelope, index, &entry) || !is_offer(&entry))

@@ -24,7 +24,7 @@
 #include "sent.h"
 
 enum listener_state {
-	LISTENER_SEEN = 1,  /* a socket listened at the last probe that found one */
+	LISTENER_SEEN = 1,  /* the answer to a probe has found a socket that listens */
 	LISTENER_REFUSED,   /* since then, the host has refused a connection */
 	LISTENER_ELSEWHERE, /* the host passes connections on: it has forwarded a SYN-ACK */
 };

@@ -192,7 +192,7 @@ __noinline int check_delivered_id(struct xdp_md *ctx)
 	ids = find_own_ids(&pkt.key, &key);
 	if (!ids || !enter_udp(&at) || !find_connection_id(&at, &opens) || opens)
 		return 0;
-	last = at.left - 1ULL; /* of an empty ID, more than QUIC_ID_SIZE */
+	last = at.left - 1ULL; /* of an empty ID, more than QUIC_ID_SIZE: refused below */
 	if (at.left > QUIC_ID_SIZE)
 		last = QUIC_ID_SIZE - 1;
 	barrier_var(last);

@@ -124,8 +124,8 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
 }
 
-/* Whether a signal still reports the first candidate, because the flow was entered recently. A
- * repeated SYN-ACK is later. */
+/* Whether a signal still reports the first candidate, because the flow was entered recently. The
+ * signal of a repeated SYN-ACK does not. */
 static __always_inline bool is_first_recent(const struct agent_flow *flow)
 {
 	return agent_flow_age(flow) < FIRST_LIFETIME;

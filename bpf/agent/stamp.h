@@ -15,13 +15,13 @@
 /*
  * The timestamp of a SYN-ACK with a SYN cookie, which has no socket. The column displaces bits that
  * the stack needs again, and the client will return no other state. So these bits move to the place
- * above the six bits. The part above them becomes less by one if the timestamp would be later than
- * the clock. It is at most 2^(6 + width) ms earlier than the clock. restored_syn_cookie() undoes
- * the move.
+ * above the six bits. The part above the moved bits becomes less by one if the timestamp would be
+ * later than the clock. The timestamp is at most 2^(6 + width) ms earlier than the clock.
+ * restored_syn_cookie() undoes the move.
  */
 static __always_inline __u32 stamped_syn_cookie(__u32 value, __u32 mask, __u32 column)
 {
-	__u32 unit = (mask + 1) << SYN_COOKIE_BITS;
+	__u32 unit = (mask + 1) << SYN_COOKIE_BITS; /* the lowest bit above the moved ones */
 	__u32 kept = value & ((1 << SYN_COOKIE_BITS) - 1) & ~mask;
 	__u32 stamped = (value & ~(unit - 1)) | (value & mask) << SYN_COOKIE_BITS | kept | column;
 

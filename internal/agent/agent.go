@@ -327,8 +327,8 @@ func (a *Agent) apply(cfg *desired.Agent, keys desired.SignalKeys) error {
 }
 
 // reload applies another configuration with its signal keys. The log and the event of the change
-// say that it was requested by by. If a step fails, reload restores the running configuration.
-func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, by string) error {
+// name the actor, who has asked for it. If a step fails, reload restores the running configuration.
+func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, actor string) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err
 	}
@@ -339,9 +339,9 @@ func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, by string) e
 		return err
 	}
 	changes := cfg.ChangesFrom(a.cfg).WithKeys(!slices.Equal(keys, a.keys))
-	a.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
+	a.log.Info("reloaded", append(changes.Attributes(), "by", actor)...)
 	if len(changes) > 0 {
-		a.events.Publish(events.Event{Kind: events.Changed, By: by, Changes: changes.Summary()})
+		a.events.Publish(events.Event{Kind: events.Changed, By: actor, Changes: changes.Summary()})
 	}
 	a.cfg, a.keys = cfg, keys
 	if a.polls != nil {

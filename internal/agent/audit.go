@@ -22,7 +22,8 @@ const (
 	// kernel's sockets.
 	auditInterval = time.Minute
 	// confirmInterval is the time from a comparison that finds a difference to the comparison that
-	// is to confirm it. It is far longer than the moments that correct describes.
+	// is to confirm it. A program takes far less time from one of its two steps to the other (see
+	// correct).
 	confirmInterval = time.Second
 )
 

@@ -165,8 +165,8 @@ func FuzzTransmit(f *testing.F) {
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
-// TestMutants does the same as FuzzReceive for a limited time, with different frames each time. Each
-// reason occurs for some mutant.
+// TestMutants does the same as FuzzReceive for a limited time, with different frames each time.
+// Each reason occurs for some mutant.
 func TestMutants(t *testing.T) {
 	d := openComparison(t).incoming()
 	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() []string {
@@ -213,8 +213,8 @@ func TestSentMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
-// compare passes frames to the data path and to the reference. The verdicts, all bytes, all counters
-// and all flows must agree. compare forgets all flows before.
+// compare forgets all flows, and then passes frames to the data path and to the reference. The
+// verdicts, all bytes, all counters and all flows must agree.
 func (d direction) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	if d.stage == nil {

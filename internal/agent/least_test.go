@@ -270,7 +270,8 @@ func taker(loads []*accept.Load) int {
 	}
 	least := last // the last candidate keeps the connection if no other has a lower load
 	for i, l := range loads[:last] {
-		if lowest := loads[least]; l != nil && (lowest == nil || perUnit(l).Cmp(perUnit(lowest)) < 0) {
+		lowest := loads[least]
+		if l != nil && (lowest == nil || perUnit(l).Cmp(perUnit(lowest)) < 0) {
 			least = i
 		}
 	}
@@ -444,7 +445,8 @@ func anyOffer(random *rand.Rand, kind desired.Encapsulation, f flow) []byte {
 		}
 		function, candidate := functions[random.IntN(len(functions))], 2+random.IntN(8)
 		if i == at {
-			function, candidate = []srv6.Function{srv6.ConnectAvail, srv6.ConnectForce}[random.IntN(2)], 1
+			offers := []srv6.Function{srv6.ConnectAvail, srv6.ConnectForce}
+			function, candidate = offers[random.IntN(2)], 1
 		} else if random.IntN(20) == 0 {
 			candidate = 1
 		}

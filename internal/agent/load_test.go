@@ -149,7 +149,7 @@ func (l *loadTest) outcome(source desired.Source, shown accept.Load, age time.Du
 			if status.Load != nil && trace.Accept.Load != nil {
 				o.Status, o.Trace = *status.Load, *trace.Accept.Load
 			}
-			o.At, o.Above = o.Above, l.offer() // the threshold `want` comes first
+			o.At, o.Above = o.Above, l.offer() // the result of the first threshold moves to At
 			return nil
 		})
 	}

@@ -185,7 +185,8 @@ func (n *network) wrapAll(t *testing.T) {
 				continue
 			}
 		}
-		isForBalancer := buffer[0]>>4 == 6 && buffer[24] == 0xfd && buffer[27] == 0x6c // fd00:6c::/32
+		isV6 := buffer[0]>>4 == 6
+		isForBalancer := isV6 && buffer[24] == 0xfd && buffer[27] == 0x6c // fd00:6c::/32
 		if h != nil && isForBalancer {
 			if err := h.take(frame); err != nil {
 				t.Errorf("take a signal of %d bytes: %v", len(frame), err)

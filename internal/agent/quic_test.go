@@ -250,8 +250,8 @@ func countedIDs(t testing.TB, k *kernel, cfg *desired.Agent) map[string]IDCount 
 	return all
 }
 
-// forgetIDs clears the counts of all connection IDs: the agent removes the counts of a service whose
-// IDs are not compared.
+// forgetIDs clears the counts of all connection IDs. The agent removes the counts of a service
+// whose IDs are not compared.
 func forgetIDs(t testing.TB, k *kernel, cfg *desired.Agent) {
 	t.Helper()
 	without := newTableContent(cfg, mtu)

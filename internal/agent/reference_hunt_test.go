@@ -351,7 +351,8 @@ func (h *hunter) noteKnown(w *wrapped, s segment) {
 	}
 }
 
-// recover returns the reason for recover-stickiness and steer. "" means that the packet is delivered.
+// recover returns the reason for recover-stickiness and steer. "" means that the packet is
+// delivered.
 func (h *hunter) recover(w *wrapped, s segment) string {
 	local := h.lookup(s.flow)
 	switch here := local.live() || local.cookie && s.flags&packet.ACK != 0 && s.flags&(packet.SYN|packet.RST) == 0; {

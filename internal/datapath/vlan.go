@@ -106,11 +106,12 @@ func visitHiders(ifindex int, visit func(hider) error) error {
 func visitHidersOf(receivers []netlink.Link, visit func(hider) error) (err error) {
 	for _, receiver := range receivers {
 		failed := visitHider(receiver, visit)
-		switch {
-		case failed == nil:
-		case err == nil:
+		if failed == nil {
+			continue
+		}
+		if err == nil { // the first failure
 			err = fmt.Errorf("%w %s: %w", ErrHiddenTags, receiver.Attrs().Name, failed)
-		default:
+		} else {
 			err = fmt.Errorf("%w; of %s: %w", err, receiver.Attrs().Name, failed)
 		}
 	}

@@ -174,7 +174,8 @@ func TestOtherEndMayBeForbidden(t *testing.T) {
 	}))
 }
 
-// The offloads of a network card hide the tags that the card itself receives. They are switched off.
+// The offloads of a network card hide the tags that the card itself receives. Such offloads are
+// switched off.
 func TestReceiver(t *testing.T) {
 	t.Parallel()
 	a, b := testhost.NewNamespace(t), testhost.NewNamespace(t)

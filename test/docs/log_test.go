@@ -199,7 +199,7 @@ func (f *finder) keysOf(e ast.Expr) (keys []string) {
 			if to, ok := a.Lhs[0].(*ast.Ident); !ok || to.Name != e.Name {
 				return true
 			}
-			if call, ok := a.Rhs[0].(*ast.CallExpr); ok { // x = append(x, …): keysOf would not end
+			if call, ok := a.Rhs[0].(*ast.CallExpr); ok { // x = append(x, …)
 				keys = append(keys, f.pairs(call.Args[1:])...)
 			} else {
 				keys = append(keys, f.keysOf(a.Rhs[0])...)

@@ -109,8 +109,8 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 }
 
 // hopsOf returns the TCP packets that have left the switch so far. Each was recorded twice: when it
-// reached the switch, and when it left. hopsOf returns the later recording, because the checksum may
-// have been computed in between.
+// reached the switch, and when it left. hopsOf returns the later recording, because the checksum
+// may have been computed in between.
 func hopsOf(t *testing.T, l *lab.Lab, file *sharedFile) (hops []hop) {
 	t.Helper()
 	names := macs(t, l)

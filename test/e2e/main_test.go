@@ -180,8 +180,8 @@ func upWith(t *testing.T, topology lab.Topology, segue string) *lab.Lab {
 	return l
 }
 
-// build does the same as upWith, but does not wait for the servers. The executable may be of another
-// build, whose tables this process cannot read.
+// build does the same as upWith, but does not wait for the servers. The executable may be of
+// another build, whose tables this process cannot read.
 func build(t *testing.T, topology lab.Topology, segue string) *lab.Lab {
 	t.Helper()
 	needRoot(t)

@@ -7,10 +7,10 @@
 //	make mutants ROW="a flood of SYNs"
 //	make mutants FROM="forged answers to probes"
 //
-// The command takes only rows that begin with ROW. It leaves out the rows before the one that begins
-// with FROM, so that a run can go on after an interruption. Without both, it takes all rows. It
-// works in a clone of the last commit, so uncommitted changes do not count. It needs root, as the
-// tests do.
+// The command takes only rows that begin with ROW. It leaves out the rows before the one that
+// begins with FROM, so that a run can go on after an interruption. Without both, it takes all rows.
+// It works in a clone of the last commit, so uncommitted changes do not count. It needs root, as
+// the tests do.
 package main
 
 import (
