@@ -111,8 +111,8 @@ __noinline __u32 first_candidate(struct xdp_md *ctx, const struct envelope *enve
 	return REPORT_IS_FIRST;
 }
 
-/* Overwrites this server's own entry of the list. False if the list does not contain it, as that of
- * the first server in a reduced header. */
+/* Overwrites this server's own entry of the list. False if the list does not contain it. A reduced
+ * header omits the first server's entry. */
 static __always_inline bool store_own_entry(struct xdp_md *ctx, const struct envelope *envelope,
 					    const struct in6_addr *sid)
 {

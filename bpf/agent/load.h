@@ -45,7 +45,7 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 /*
  * The number of half-open connections that count as load. They have been accepted, and most of them
  * will be in the accept queue soon. But those of a flood will not. So they count up to the capacity
- * or, without a capacity, up to what is busy already. FEW_HALF_OPEN of them may count in any case.
+ * or, without a capacity, up to load->busy. FEW_HALF_OPEN of them may count in any case.
  */
 static __always_inline __u32 half_open(const struct load *load, const struct backlog *backlog)
 {

@@ -336,8 +336,9 @@ func testPacketsWithoutCookie(t *testing.T, n *cookieNetwork) {
 	}
 }
 
-// The same, while the connection is half-open and has no socket to keep the cookie. The server
-// repeats its SYN-ACK with the cookie.
+// testHalfOpenPacketsWithoutCookie does the same as testPacketsWithoutCookie, while the connection
+// is half-open and has no socket to keep the cookie. The server repeats its SYN-ACK with the
+// cookie.
 func testHalfOpenPacketsWithoutCookie(t *testing.T, n *cookieNetwork) {
 	client, server := n.connect()
 	first := portOf(client)

@@ -104,7 +104,7 @@ func newLeastStage(t *testing.T) *leastStage {
 	return s
 }
 
-// be makes the data path that of the candidate with a number, from 1.
+// be gives the data path the configuration of the candidate with a number, from 1.
 func (s *leastStage) be(kind desired.Encapsulation, candidate int, load *accept.Load) {
 	s.t.Helper()
 	s.beIn(leastConfig(kind), candidate, load)

@@ -305,7 +305,8 @@ func TestOtherRole(t *testing.T) {
 	}
 }
 
-// leaveFirstStart leaves what a first start leaves that is killed after it has attached one program.
+// leaveFirstStart leaves the state of a first start that was killed after it had attached one
+// program.
 func leaveFirstStart(t *testing.T, n *network, cfg *desired.Agent) {
 	t.Helper()
 	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))

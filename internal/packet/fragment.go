@@ -43,8 +43,8 @@ func Fragments(frame []byte, size int, id uint32) [][]byte {
 	return out
 }
 
-// fragmentIPv4 makes an IPv4 header that of a fragment. offset is that of its data, in bytes. more
-// tells that another fragment follows.
+// fragmentIPv4 turns an IPv4 header into the header of a fragment. offset is the offset of the
+// fragment's data, in bytes. more tells that another fragment follows.
 func fragmentIPv4(header []byte, offset int, more bool, id uint16) {
 	field := uint16(offset / 8)
 	if more {

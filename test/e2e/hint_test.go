@@ -58,7 +58,7 @@ var (
 // TestHintsKeepConnections has clients with timestamps and without, at all columns of their rows,
 // with each persistence that needs no flow table and each placement.
 // The balancer's process is killed. All packets go to another balancer, which has no hints.
-// Servers come and go. At last a balancer gets all packets that has just started, and whose hint
+// Servers come and go. At last a balancer that has just started gets all packets, and its hint
 // table is too small for all connections. No connection is lost.
 func TestHintsKeepConnections(t *testing.T) {
 	t.Parallel()
