@@ -185,9 +185,9 @@ func clientOf(instance string) (*api.Client, error) {
 	return api.NewClient(found.Name), nil
 }
 
-// drain drains a server or a service. With --wait, it then waits until this has no flow or
-// connection left. Without --wait, it prints how many there were before the drain, if it knows the
-// number. With --dry-run, it only prints what would change.
+// drain drains a server or a service. With --wait, it then waits until no flow or connection is
+// left. Without --wait, it prints how many there were before the drain, if it knows the number.
+// With --dry-run, it only prints what would change.
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, d, err := o.setDrained(ctx, out, name, true)
 	if err != nil || o.dryRun {
@@ -274,10 +274,10 @@ type drainable struct {
 	isCounted       bool   // the remaining flows or connections can be counted
 	uncounted       string // if they cannot be counted: why
 	drained         bool
-	isUnasked       bool          // no balancer has asked the agent, so the drain may have no effect
+	isUnasked       bool          // no balancer has offered a connection: the drain may have no effect
 	left            *uint64       // how many flows or connections it has; nil: not counted yet
 	age             time.Duration // how long ago they were counted
-	opening         time.Duration // how long after its acceptance a connection is counted at the latest
+	opening         time.Duration // at most so long after a connection was accepted, it is counted
 	stays           stay
 }
 
@@ -303,7 +303,7 @@ func staysOf(s *api.Service) stay {
 	return stay{}
 }
 
-// edit returns the change that drains it or undrains it.
+// edit returns the change that drains or undrains d.
 func (d *drainable) edit(drained bool) api.Edit {
 	return api.Edit{Override: api.Override{
 		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
@@ -422,8 +422,8 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 // A balancer of a fleet may follow the drain some time after the store has it. Until then, awaitEnd
 // asks for the desired state to learn whether the drain still holds.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
-	var last *uint64    // the number that was printed last
-	var since time.Time // when the process was first seen to follow the drain; zero: not yet
+	var last *uint64           // the number that was printed last
+	var drainedSince time.Time // when the process was first seen to follow the drain; zero: not yet
 	var d *drainable
 	said := "" // the reason for a wait without end that was printed last
 	for {
@@ -433,15 +433,15 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			return d.endedEarly(ctx, err, name, last)
 		}
 		d = now
-		wasDrained := !since.IsZero()
+		wasDrained := !drainedSince.IsZero()
 		switch {
 		case d.drained && !wasDrained:
-			since = time.Now() // not asked: the drain may have begun after the request was sent
+			drainedSince = time.Now() // not asked: the drain may have begun after the request was sent
 		case !d.drained && (wasDrained || client.isUndrained(ctx, d)):
 			return fmt.Errorf("somebody else has undrained %s", name)
 		}
-		waited := asked.Sub(since)
-		if d.left != nil && !since.IsZero() && d.age < waited {
+		waited := asked.Sub(drainedSince)
+		if d.left != nil && d.drained && d.age < waited {
 			if last == nil || *last != *d.left {
 				fmt.Fprintln(out, d.describeLeft(*d.left))
 			}

@@ -25,8 +25,8 @@ type target struct {
 	instance      string
 	dryRun        bool
 	allowRemovals bool
-	// givesAll tells that the command gives all services. Then removals have a limit also without a
-	// store.
+	// givesAll tells that the command gives all services of the process. Then removals have a limit
+	// even without a store.
 	givesAll  bool
 	ifVersion versionFlag
 }
@@ -60,10 +60,9 @@ func (t *target) addRemovalFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false, usage)
 }
 
-// setTerms gives a client the conditions of the command's change. A command that gives all services
-// has a limit of removals on each process, so it may always have --allow-removals. Other commands
-// have a limit only with a store. For them, setTerms refuses --allow-removals if the process is an
-// agent, which never has a store.
+// setTerms gives a client the conditions of the command's change. It refuses --allow-removals if
+// the process is an agent and the command does not give all services: without a store, only changes
+// of all services have a limit for removals, and an agent never has a store.
 func (t *target) setTerms(ctx context.Context, client *api.Client) error {
 	client.IfVersion, client.AllowRemovals = string(t.ifVersion), t.allowRemovals
 	if !t.allowRemovals || t.givesAll {
@@ -496,7 +495,8 @@ func completeFields(of reflect.Type, word string) (words []string) {
 }
 
 // fieldPaths returns the paths of the fields of a struct and its sections, such as timeouts.new. It
-// leaves out names, and lists. A struct of another package, such as netip.Addr, is not a section.
+// leaves out the field name, lists, and fields that files do not have. A struct of another package,
+// such as netip.Addr, is not a section.
 func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	for _, f := range reflect.VisibleFields(of) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
@@ -553,7 +553,7 @@ func servicesObject[T any](services []T) any {
 	return map[string][]T{"services": append([]T{}, services...)} // never null
 }
 
-// listedServer is a server of a list.
+// listedServer is a server as list --json prints it.
 type listedServer struct {
 	Service string `json:"service"`
 	api.Server
