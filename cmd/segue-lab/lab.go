@@ -225,7 +225,7 @@ func newLabExec() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		command := args[1:]
 		switch {
-		case len(command) > 0 && command[0] == "--": // it stays, because parsing ended at the node
+		case len(command) > 0 && command[0] == "--": // an argument: no flags are parsed after the node
 			command = command[1:]
 		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
 			return fmt.Errorf("lab exec: %s after the node: flags go before the node, "+
@@ -435,9 +435,8 @@ type demoAsJSON struct {
 	Placements []experimentRow `json:"placements"`
 }
 
-// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It also prints
-// them, but without a comparison of placements, if requests have failed. It prints no JSON if the
-// demo has no result.
+// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. If requests have
+// failed, it leaves out the comparison of placements. If the demo has no result, it prints nothing.
 func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
 	if result == nil {

@@ -65,7 +65,7 @@ type serversRow struct {
 func (f *modelFlags) servers(
 	out io.Writer, policies []policy, percentile float64, limit time.Duration, servers int,
 ) error {
-	const rounding = 1e-6 // more than the rounding error of a whole number of servers
+	const rounding = 1e-6 // without it, a rounding error could add a server to a whole number
 	var rows []serversRow
 	for _, p := range policies {
 		saving, err := model.CompareServers(

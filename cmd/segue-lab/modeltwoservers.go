@@ -85,8 +85,8 @@ func parsePair(flag string, words []string) (pair [2]float64, err error) {
 // twoServersRow has the steady state under one rule of the balancer.
 type twoServersRow struct {
 	Rule  string            `json:"rule"`
-	Chain twoServersFigures `json:"chain"` // of the Markov chain
-	Apart twoServersFigures `json:"apart"` // of the equation with independent queues
+	Chain twoServersFigures `json:"chain"` // by the Markov chain
+	Apart twoServersFigures `json:"apart"` // by the equation with independent queues
 }
 
 // twoServersFigures describes a steady state.
@@ -99,7 +99,8 @@ type twoServersFigures struct {
 // twoServers prints the steady state under each rule.
 func twoServers(ctx context.Context, out io.Writer, s model.TwoServers, asJSON bool) error {
 	var rows []twoServersRow
-	for _, s.Rule = range model.Rules {
+	for _, rule := range model.Rules {
+		s.Rule = rule
 		chain, err := s.Solve(ctx)
 		if err != nil {
 			return err

@@ -146,7 +146,6 @@ func simProgress(out io.Writer, name string) func(done, total int) {
 	}
 }
 
-// print prints the reports as text, JSON or CSV.
 func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
 	switch {
 	case f.asJSON:
