@@ -26,7 +26,7 @@ type packetFlags struct {
 	options bench.PacketOptions
 	flows   []string
 	room    string
-	pattern string // of --case
+	pattern string // the value of --case
 }
 
 // add adds the flags to a command.

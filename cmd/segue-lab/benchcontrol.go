@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// mostControlServers is the largest number of servers for which there is a measurement.
+// mostControlServers is the largest number of servers that bench control accepts.
 const mostControlServers = 30_000
 
 // newBenchControl returns the command that measures what changes of a balancer cost.

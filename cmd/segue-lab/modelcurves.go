@@ -92,11 +92,11 @@ type distributionRow struct {
 	Share map[string]float64 `json:"share"`
 }
 
-// distribution prints, for each policy, the share of response times that do not exceed a time. It
-// does so for the given number of times at equal intervals, the last of which is to. If to is 0,
-// the last one is the 99th percentile under single choice, which is policies[0].
+// distribution prints, for each policy, the share of response times that do not exceed a time. The
+// number of times is points. They are at equal intervals up to end. If end is 0, the last one is
+// the 99th percentile under single choice, which is policies[0].
 func (f *modelFlags) distribution(
-	out io.Writer, load float64, policies []policy, to time.Duration, points int,
+	out io.Writer, load float64, policies []policy, end time.Duration, points int,
 ) error {
 	states := make([]*model.Steady, len(policies))
 	for i, p := range policies {
@@ -105,8 +105,8 @@ func (f *modelFlags) distribution(
 			return err
 		}
 	}
-	longest := to.Seconds() / f.service.Seconds()
-	if to == 0 {
+	longest := end.Seconds() / f.service.Seconds()
+	if end == 0 {
 		var err error
 		if longest, err = states[0].Percentile(99); err != nil {
 			return err
@@ -164,11 +164,11 @@ type transientRow struct {
 	Flows map[string]float64 `json:"flows"`
 }
 
-// transient prints the mean number of flows of a server under each policy: at time 0, and then
-// every step until the time to. At time 0 each server has the given number of flows.
+// transient prints the mean number of flows of a server under each policy, at time 0 and after each
+// step until end. At time 0 each server has the given number of flows.
 func (f *modelFlags) transient(
 	ctx context.Context, out io.Writer, load float64, policies []policy, flows int,
-	step, to time.Duration,
+	step, end time.Duration,
 ) error {
 	systems := make([]*model.Transient, len(policies))
 	for i, p := range policies {
@@ -179,7 +179,7 @@ func (f *modelFlags) transient(
 	}
 	var rows []transientRow
 	var times []float64
-	for now := time.Duration(0); now <= to; now += step {
+	for now := time.Duration(0); now <= end; now += step {
 		row := transientRow{now.Seconds(), make(map[string]float64)}
 		for i, p := range policies {
 			row.Flows[p.name] = systems[i].MeanFlows()

@@ -53,8 +53,8 @@ output is how many servers are needed with SRc to serve the same rate within the
 // serversRow has the number of servers that a policy needs.
 type serversRow struct {
 	Policy           string  `json:"policy"`
-	SingleChoiceLoad float64 `json:"single_choice_load"` // at which single choice reaches the limit
-	Load             float64 `json:"load"`               // at which the policy reaches the limit
+	SingleChoiceLoad float64 `json:"single_choice_load"` // the load that is at the limit with SC
+	Load             float64 `json:"load"`               // the load that is at the limit with Policy
 	Ratio            float64 `json:"ratio"`              // SingleChoiceLoad divided by Load
 	Servers          int     `json:"servers"`
 }

@@ -171,7 +171,7 @@ func (c *checkRun) compare() error {
 	return nil
 }
 
-// file checks a file alone, and prints what it finds. It notes a valid file for compare.
+// file checks a file alone, and prints what it finds. It adds a valid file to c.sides.
 func (c *checkRun) file(path string) error {
 	data, file, err := cli.ReadInput(c.cmd.InOrStdin(), path)
 	if err != nil {
@@ -243,11 +243,11 @@ func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
 type checkedFile struct {
 	kind     string // balancer or agent
 	instance string
-	content  string // numbers of services and servers
+	content  string // how many services and servers it has, or where its services are
 	warnings fieldpath.Errors
 	fixed    []desired.Setting // the settings that only a restart can change
-	// overrides reads the overrides of the instance on top of the file. It returns the overrides that
-	// are invalid. Its warnings are those about the file, and then those about the overrides.
+	// overrides reads the overrides of the instance, and applies them to the file. It returns the
+	// overrides that are invalid, and the warnings about the file followed by those about overrides.
 	overrides func() (invalid []desired.InvalidOverride, warnings fieldpath.Errors, err error)
 	// inspect returns the findings of --strict.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
@@ -255,7 +255,7 @@ type checkedFile struct {
 	side *config.Side
 }
 
-// parseFor reads the content of a file as that of a balancer (lb) or of an agent.
+// parseFor parses the content of a file. The role is lb for a balancer, or agent.
 func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	switch role {
 	case "lb":

@@ -139,8 +139,7 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 	return cli.Arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
 }
 
-// complete returns the names of all servers, or of an agent's services, for the completion of a
-// shell.
+// complete returns the names of all servers, or of an agent's services, for shell completion.
 func (o *drainOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -175,7 +174,7 @@ func balancerOn(ctx context.Context, instance string) (*api.Client, error) {
 
 // clientOf returns a client of a balancer or an agent on this host.
 func clientOf(instance string) (*api.Client, error) {
-	if instance != "" { // only choose needs the permission to read the data paths on the host
+	if instance != "" { // unlike choose, this needs no permission to read the data paths on the host
 		return api.NewClient(instance), checkInstance(instance)
 	}
 	found, err := choose("")
@@ -247,7 +246,7 @@ func (o *drainOptions) setDrained(
 	return c, d, nil
 }
 
-// describeDrained returns what a drain, or the end of one, has changed.
+// describeDrained tells what a drain or an undrain has changed.
 func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 	name := strings.TrimSuffix(d.service+"/"+d.server, "/")
 	what := d.refuses
@@ -277,7 +276,7 @@ type drainable struct {
 	isUnasked       bool          // no balancer has offered a connection: the drain may have no effect
 	left            *uint64       // how many flows or connections it has; nil: not counted yet
 	age             time.Duration // how long ago they were counted
-	opening         time.Duration // at most so long after a connection was accepted, it is counted
+	opening         time.Duration // longest time from when a connection is accepted until it is counted
 	stays           stay
 }
 
@@ -317,7 +316,7 @@ func (d *drainable) describeLeft(n uint64) string {
 	return fmt.Sprintf("%d %ss are left", n, d.noun)
 }
 
-// patience is how long a wait lasts before it says why it may never end, if that is not sure.
+// patience is how long drain waits before it says why the wait may never end, unless stay.sure.
 const patience = time.Minute
 
 // drainClient finds what a process can drain: servers if it is a balancer, services if it is an
@@ -328,10 +327,10 @@ type drainClient struct {
 	patience time.Duration
 }
 
-// isUndrained tells whether the desired state does not drain d. It makes a dry run of a drain: if
-// the drain would change something, d is not drained. The process of a fleet may follow the desired
-// state only later. If the dry run fails, such as when the store does not answer, the result is
-// false.
+// isUndrained tells whether the desired state does not drain d. A balancer of a fleet may follow
+// the desired state only later. isUndrained makes a dry run of a drain: if the drain would change
+// something, d is not drained. If the dry run fails, for example because the store does not answer,
+// the result is false.
 func (c *drainClient) isUndrained(ctx context.Context, d *drainable) bool {
 	changed, err := c.Change(ctx, true, d.edit(true))
 	return err == nil && len(changed.Changes) > 0
@@ -440,19 +439,20 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 		case !d.drained && (wasDrained || client.isUndrained(ctx, d)):
 			return fmt.Errorf("somebody else has undrained %s", name)
 		}
-		waited := asked.Sub(drainedSince)
-		if d.left != nil && d.drained && d.age < waited {
+		drainedFor := asked.Sub(drainedSince) // has no meaning unless d.drained
+		isCountNewer := d.left != nil && d.age < drainedFor
+		if d.drained && isCountNewer {
 			if last == nil || *last != *d.left {
 				fmt.Fprintln(out, d.describeLeft(*d.left))
 			}
 			last = d.left
-			if *last == 0 && d.age+d.opening < waited {
+			if *last == 0 && d.age+d.opening < drainedFor {
 				return nil
 			}
-			mayNotEnd := d.stays.sure || waited >= client.patience
-			if why := d.stays.why; *last > 0 && mayNotEnd && why != said {
-				fmt.Fprintln(out, why+orLimit(ctx))
-				said = why
+			isTimeToSay := d.stays.sure || drainedFor >= client.patience
+			if *last > 0 && isTimeToSay && d.stays.why != said {
+				fmt.Fprintln(out, d.stays.why+orLimit(ctx))
+				said = d.stays.why
 			}
 		}
 		select {

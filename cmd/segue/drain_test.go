@@ -58,7 +58,7 @@ func TestDrainEndedBySomebodyElse(t *testing.T) {
 	}
 }
 
-// TestDrainEndedAtOnce is like TestDrainEndedBySomebodyElse, before drain has seen itself in force.
+// TestDrainEndedAtOnce undrains the service before drain has seen the drain in force. Drain fails.
 func TestDrainEndedAtOnce(t *testing.T) {
 	t.Parallel()
 	p, handler := agentWith(t, func(bool) uint32 { return 0 })

@@ -25,7 +25,7 @@ type fakeBalancer struct {
 	undrains     time.Duration
 	setBack      time.Duration // by how much the clock was set back after the drain
 	failure      error         // the error of each request
-	untilRestart bool          // whether the last drain has asked for this
+	untilRestart bool          // UntilRestart of the last change
 }
 
 func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {

@@ -83,14 +83,14 @@ func instanceFlag(cmd *cobra.Command, instance *string) {
 // kind is what a command edits: services, or servers.
 type kind struct {
 	noun     string // service or server
-	name     string // the argument that names one, for the help
-	example  string // an example of this argument
-	fields   string // an example of the fields of a new one
+	name     string // the name as an argument in the help, such as SERVICE/SERVER
+	example  string // an example of a name
+	fields   string // an example of the fields of a new service or server
 	settings string // an example of fields to set
 	json     string // describes what list --json prints
 	// parse splits a name into the names of the service and the server.
 	parse func(name string) (service, server string, err error)
-	// views has an item for each role whose processes have this kind.
+	// views has an item for each role whose processes have this kind: agents have no servers.
 	views map[string]view
 }
 

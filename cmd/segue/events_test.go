@@ -58,7 +58,7 @@ func TestEvents(t *testing.T) {
 		ended <- err
 	}()
 	var e events.Event
-	err := json.NewDecoder(reader).Decode(&e) // the event of before the command
+	err := json.NewDecoder(reader).Decode(&e) // the event from before the start of the command
 	if err != nil || e.Kind != events.VIPMissing || e.Reason != "2001:db8:80::1" || e.ID == 0 {
 		t.Errorf("event %+v, error %v", e, err)
 	}

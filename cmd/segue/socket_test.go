@@ -98,7 +98,7 @@ func runSegueWith(ctx context.Context, input string, args ...string) (output str
 	return clitest.Run(ctx, newRoot(), input, args...)
 }
 
-// versions finds the versions of desired states, which depend on the directory and the instance.
+// versions matches versions of desired states. They depend on the directory and the instance.
 var versions = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
 
 // transcript runs commands, one in each line, and compares their output with a golden file.

@@ -86,7 +86,7 @@ func describeEstimate(i *inspect.InferredServer) string {
 	return text
 }
 
-// polls tells whether the balancer polls the servers of a service that infers for their loads.
+// polls tells whether the balancer polls the servers of s for their loads. s must infer.
 func polls(s *inspect.ServiceState) bool { return desired.Placement(s.Inference.Estimator).Polls() }
 
 // describePolled returns the load that a server told, and when, such as "7 of 64, 210ms ago".

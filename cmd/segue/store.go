@@ -173,11 +173,11 @@ func confirmable(ctx context.Context, instance string, args []string) []string {
 type storeOptions struct {
 	file    string // the configuration of a balancer
 	timeout time.Duration
-	// of import
+	// only of import
 	replace       bool
 	dryRun        bool
 	allowRemovals bool
-	// of export
+	// only of export
 	cache bool
 }
 

@@ -348,8 +348,8 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 	return instance, c
 }
 
-// TestStoreStatusBeforeStart checks the status of a balancer that waits for the store. Until then,
-// the balancer refuses changes.
+// TestStoreStatusBeforeStart checks that a balancer that waits for the store shows this in its
+// status, and refuses changes.
 func TestStoreStatusBeforeStart(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)

@@ -294,7 +294,7 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	return view.Trace(packet)
 }
 
-// describeServer names a server, with the causes for which it may not answer in capitals.
+// describeServer names a server. The causes for which it may not answer follow, in capitals.
 func describeServer(s *inspect.TracedServer) string {
 	text := fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot)
 	for _, cause := range s.Causes {
@@ -364,10 +364,10 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
 		candidates := fmt.Sprintf("the candidates of a random bucket of %d", p.Buckets)
-		for _, before := range course {
-			candidates = fmt.Sprintf("%s (%s), then %s", before.Server, before.Function, candidates)
+		if len(course) == 0 {
+			return candidates
 		}
-		return candidates
+		return fmt.Sprintf("%s (%s), then %s", course[0].Server, course[0].Function, candidates)
 	}
 	if p.Scores != nil {
 		return describeScores(p)

@@ -140,7 +140,7 @@ func describeQuestion(a *agent.Answer) string {
 	return a.Function
 }
 
-// describeNext returns the way to the next server, or why there is none.
+// describeNext returns the SID of the next server, with a warning if a packet to it may be lost.
 func describeNext(n *agent.NextSegment) string {
 	if n.Problem != "" {
 		return "LOST: " + n.Problem

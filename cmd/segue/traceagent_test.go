@@ -57,9 +57,9 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	return t
 }
 
-// leastOf is an agent's trace of someFlow with the policy least. The offer is the answer to a new
-// connection if the server is not the last candidate, and last is the answer if it is. A capacity
-// of 0 stands for none.
+// leastOf is an agent's trace of someFlow with the policy least. The server's answer to a new
+// connection is last if the server is the last candidate, and offer otherwise. A capacity of 0
+// means that the load has no capacity.
 func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	t := traceOf(instance, offer, false)
 	t.Accept.Policy, t.Accept.Source, t.Accept.Threshold = desired.AcceptLeast, "shared-memory", nil
@@ -71,7 +71,7 @@ func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	return t
 }
 
-// drainedOf makes a trace that of a drained server.
+// drainedOf turns a trace into one of a drained server.
 func drainedOf(t *agent.Trace) *agent.Trace {
 	t.Accept.Policy, t.Accept.Load = agent.Drained, nil
 	return t
@@ -83,7 +83,7 @@ func neverOf(t *agent.Trace) *agent.Trace {
 	return t
 }
 
-// goneOf makes a trace that of a server whose host has lost the VIP.
+// goneOf turns a trace into one of a server whose host has lost the VIP.
 func goneOf(t *agent.Trace) *agent.Trace {
 	t.VIPPresent, t.Condition = false, agent.ConditionNotServed
 	return t
@@ -303,7 +303,7 @@ var heldCases = []askCase{
 		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s9": traceOf("s9", "accepted", false)}, "s1", "deliver"},
 }
 
-// TestAskAgents asks servers by a command, and checks where the packet ends by their answers.
+// TestAskAgents asks servers by a command, and checks where the packet ends.
 func TestAskAgents(t *testing.T) {
 	for _, c := range slices.Concat(offerCases, leastCases, laterCases, heldCases) {
 		t.Run(c.name, c.check)
@@ -344,8 +344,8 @@ func (c *askCase) answers(t *testing.T) (dir string) {
 	return dir
 }
 
-// script returns the path of a shell script that prints the file in dir with the name of a server.
-// The script fails if its other arguments are not those of a trace of someFlow.
+// script returns the path of a shell script that prints the file in dir with the name of a server,
+// if its other arguments are those of a trace of someFlow.
 func script(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "ask")

@@ -7,9 +7,9 @@ package wording
 import "strings"
 
 // Nearest returns the name that differs least from a word, or an empty string if no name is near.
-// A name is near if at most two edits make it of the word, or one edit if the word has at most four
-// letters. An edit adds, removes or replaces a letter, or swaps two neighbours. A name is also near
-// if it begins with the word, and the word has at least three letters.
+// A name is near if at most two edits turn the word into it. If the word has at most four letters,
+// only one edit is allowed. An edit adds, removes or replaces a letter, or swaps two neighbours. A
+// name is also near if it begins with the word, and the word has at least three letters.
 func Nearest(word string, names ...string) string {
 	const abbreviation = 3
 	allowed := 2
@@ -36,8 +36,8 @@ func Nearest(word string, names ...string) string {
 // are shorter.
 const longest = 64
 
-// distance returns the least number of edits that make one word of another, as Nearest counts them
-// (the optimal string alignment distance).
+// distance returns the least number of edits that turn one word into another, as Nearest counts
+// them (the optimal string alignment distance).
 func distance(a, b string) int {
 	var rows [3][longest]int
 	before, last, row := &rows[0], &rows[1], &rows[2]
