@@ -19,7 +19,6 @@ import (
 // mostControlServers is the largest number of servers that bench control accepts.
 const mostControlServers = 30_000
 
-// newBenchControl returns the command that measures what changes of a balancer cost.
 func newBenchControl(asJSON, loud *bool) *cobra.Command {
 	o := bench.ControlOptions{Rounds: 3}
 	services, servers := []int{1, 100, 1000}, 5000

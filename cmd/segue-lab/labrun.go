@@ -21,7 +21,6 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// newLabRun returns the command that runs experiments.
 func newLabRun() *cobra.Command {
 	var o testbed.Options
 	var set string

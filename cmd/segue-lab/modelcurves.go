@@ -64,7 +64,6 @@ func printCurves(
 	return w.Flush()
 }
 
-// newModelDistribution returns the command that computes the distribution of response times.
 func newModelDistribution(f *modelFlags) *cobra.Command {
 	to, points := time.Duration(0), 20
 	cmd := newModelCurves(f, &cobra.Command{
@@ -131,7 +130,6 @@ func (f *modelFlags) distribution(
 // mostServiceTimes is the longest --to of command transient, as a multiple of --service.
 const mostServiceTimes = 1_000_000
 
-// newModelTransient returns the command that computes how servers reach the steady state.
 func newModelTransient(f *modelFlags) *cobra.Command {
 	to, step, flows := 20*time.Second, time.Second, 0
 	cmd := newModelCurves(f, &cobra.Command{

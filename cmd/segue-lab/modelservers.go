@@ -15,7 +15,6 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// newModelServers returns the command that computes how many servers are needed.
 func newModelServers(f *modelFlags) *cobra.Command {
 	limit, servers, percentile := 6*time.Second, 100, "90"
 	cmd := &cobra.Command{

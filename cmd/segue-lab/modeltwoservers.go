@@ -17,7 +17,6 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// newModelTwoServers returns the command that computes HLB's model of two servers.
 func newModelTwoServers(asJSON *bool) *cobra.Command {
 	speeds, weights := []string{"2", "1"}, []string{"2", "1"}
 	load, observed, room := "100%", "100%", 16

@@ -28,7 +28,6 @@ type simFlags struct {
 	asJSON, asCSV  bool
 }
 
-// newSim returns the command that simulates scenarios.
 func newSim() *cobra.Command {
 	var f simFlags
 	cmd := &cobra.Command{

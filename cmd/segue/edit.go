@@ -398,13 +398,12 @@ func parseFields(args []string) (desired.Fields, error) {
 		sections, last := names[:len(names)-1], names[len(names)-1]
 		into := map[string]any(fields)
 		for _, section := range sections {
-			inner, isSection := into[section].(map[string]any)
-			if _, isGiven := into[section]; isGiven && !isSection {
-				return nil, fmt.Errorf("%q: %s has a value already", arg, section)
+			if _, isGiven := into[section]; !isGiven {
+				into[section] = map[string]any{}
 			}
+			inner, isSection := into[section].(map[string]any)
 			if !isSection {
-				inner = map[string]any{}
-				into[section] = inner
+				return nil, fmt.Errorf("%q: %s has a value already", arg, section)
 			}
 			into = inner
 		}
