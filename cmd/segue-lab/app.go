@@ -26,7 +26,6 @@ type appFlags struct {
 	discipline, demand, table, colocated string
 }
 
-// newApp returns the command that runs a server with emulated processors.
 func newApp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "app",

@@ -8,7 +8,7 @@ import (
 	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
-// TestArgumentErrors gives flags and arguments bad values in every way.
+// TestArgumentErrors checks the errors about wrong flags and arguments.
 func TestArgumentErrors(t *testing.T) {
 	clitest.ArgumentErrors(t, newRoot, map[string]string{
 		"bench --rounds many":                 `--rounds "many": must be a whole number`,
@@ -56,7 +56,7 @@ func TestArgumentErrors(t *testing.T) {
 	})
 }
 
-// TestCommands checks all commands. The map has those that print no table.
+// TestCommands checks all commands. The map tells what commands print instead of a table.
 func TestCommands(t *testing.T) {
 	clitest.Commands(t, newRoot, map[string]string{
 		"app":       "runs until it is ended",

@@ -26,7 +26,7 @@ type packetFlags struct {
 	options bench.PacketOptions
 	flows   []string
 	room    string
-	pattern string // of --case
+	pattern string // the value of --case
 }
 
 // add adds the flags to a command.
@@ -195,7 +195,6 @@ func printPackets(out io.Writer, times []bench.PacketTime) error {
 	return w.Flush()
 }
 
-// newBenchMemory returns the command that measures the memory of flow tables.
 func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 	flows := []string{"1M", "10M"}
 	cmd := &cobra.Command{
@@ -228,7 +227,6 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 	return cmd
 }
 
-// newBenchTables returns the command that measures changes of candidate tables.
 func newBenchTables(asJSON, loud *bool) *cobra.Command {
 	changes := 9
 	cmd := &cobra.Command{
@@ -261,7 +259,6 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 	return cmd
 }
 
-// newBenchThroughput returns the command that measures throughput.
 func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 	o := bench.ThroughputOptions{Duration: time.Second, Rounds: 9}
 	setups := ""

@@ -16,10 +16,9 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// mostControlServers is the largest number of servers for which there is a measurement.
+// mostControlServers is the largest number of servers that bench control accepts.
 const mostControlServers = 30_000
 
-// newBenchControl returns the command that measures what changes of a balancer cost.
 func newBenchControl(asJSON, loud *bool) *cobra.Command {
 	o := bench.ControlOptions{Rounds: 3}
 	services, servers := []int{1, 100, 1000}, 5000

@@ -102,7 +102,6 @@ func readTopology(in io.Reader, file string) (lab.Topology, error) {
 	return lab.LoadTopology(file)
 }
 
-// newLabUp returns the command that builds a lab and leaves it running.
 func newLabUp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -125,7 +124,6 @@ func newLabUp() *cobra.Command {
 	return cmd
 }
 
-// newLabCheck returns the command that validates a topology without building the lab.
 func newLabCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
@@ -154,7 +152,6 @@ prints one line for each error, in the form FILE:LINE: FIELD "VALUE": ERROR.`,
 	}
 }
 
-// newLabList returns the command that lists the labs that are up.
 func newLabList() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -185,7 +182,6 @@ with the key labs, an array of names.`,
 	return cmd
 }
 
-// newLabStatus returns the command that shows the state of a lab that is up.
 func newLabStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -225,7 +221,7 @@ func newLabExec() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		command := args[1:]
 		switch {
-		case len(command) > 0 && command[0] == "--": // it stays, because parsing ended at the node
+		case len(command) > 0 && command[0] == "--": // an argument: no flags are parsed after the node
 			command = command[1:]
 		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
 			return fmt.Errorf("lab exec: %s after the node: flags go before the node, "+
@@ -250,7 +246,6 @@ func newLabExec() *cobra.Command {
 	return cmd
 }
 
-// newLabRestart returns the command that restarts processes of a node.
 func newLabRestart() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restart NODE [PROCESS...]",
@@ -353,7 +348,6 @@ func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error 
 		"--off ends the impairment")
 }
 
-// newLabDown returns the command that removes a lab.
 func newLabDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
@@ -435,9 +429,8 @@ type demoAsJSON struct {
 	Placements []experimentRow `json:"placements"`
 }
 
-// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. It also prints
-// them, but without a comparison of placements, if requests have failed. It prints no JSON if the
-// demo has no result.
+// demonstrateAsJSON runs the demo of a topology, and prints the results as JSON. If requests have
+// failed, it leaves out the comparison of placements. If the demo has no result, it prints nothing.
 func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
 	if result == nil {

@@ -58,7 +58,7 @@ func TestLabRefuses(t *testing.T) {
 	}
 }
 
-// TestTopologyByStandardInput reads a topology that a file could have.
+// TestTopologyByStandardInput reads topologies from standard input.
 func TestTopologyByStandardInput(t *testing.T) {
 	for input, want := range map[string]string{
 		"servers: 1000\n": `standard input:1: servers "1000": must be 1 to 128`,
@@ -91,7 +91,7 @@ func TestLabCheck(t *testing.T) {
 	}
 }
 
-// TestTellNext checks that the commands after the demo exist, and name the lab.
+// TestTellNext checks that the commands that the demo prints at its end exist, and name the lab.
 func TestTellNext(t *testing.T) {
 	small := lab.DefaultTopology()
 	small.Name = "small"
@@ -181,7 +181,7 @@ func TestLabWithoutProcesses(t *testing.T) {
 	}
 }
 
-// TestLabQueries writes the requests of the whole day, and of a part of it.
+// TestLabQueries writes the requests of a whole day, and of a part of a day.
 func TestLabQueries(t *testing.T) {
 	for _, test := range []struct {
 		args  string

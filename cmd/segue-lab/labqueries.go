@@ -22,7 +22,6 @@ type queriesFlags struct {
 	queries      wiki.Queries
 }
 
-// newLabQueries returns the command that writes a day of requests for MediaWiki servers.
 func newLabQueries() *cobra.Command {
 	var f queriesFlags
 	cmd := &cobra.Command{

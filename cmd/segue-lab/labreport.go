@@ -14,7 +14,6 @@ import (
 	"github.com/segue-lb/segue/research/report"
 )
 
-// newLabReport returns the command that makes a page of the results of experiments.
 func newLabReport() *cobra.Command {
 	var settings report.Settings
 	var bin time.Duration

@@ -21,7 +21,6 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// newLabRun returns the command that runs experiments.
 func newLabRun() *cobra.Command {
 	var o testbed.Options
 	var set string
@@ -107,8 +106,8 @@ experiment, minutes, set, paper, content and needs.`,
 	return cmd
 }
 
-// experimentsOf returns the names of the experiments of a set that need nothing else, such as a
-// trace. It prints which experiments of the set cannot run with the options, and why.
+// experimentsOf returns the names of the experiments of a set that need no further input, such as
+// a trace. It prints which of them cannot run with the options, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
 		return nil, fmt.Errorf("--set %s: must be papers, least, infer or hlb", set)
@@ -138,8 +137,8 @@ type listedExperiment struct {
 }
 
 // listExperiments prints all experiments, and how long each of them takes with the options. As
-// text, it also prints how long each set takes. That is the time of those experiments of the set
-// that can run with the options and need nothing else, such as a trace.
+// text, it also prints how long each set takes: only the experiments of the set that can run with
+// the options and need no further input.
 func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
 	all := []listedExperiment{}
 	total := map[testbed.Set]time.Duration{}

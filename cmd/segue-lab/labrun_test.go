@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// TestPrintOrder checks that the results of an experiment end with the order of the cases, and that
-// experiments without response times have none.
+// TestPrintOrder checks that the results contain the order of the cases at each point with results,
+// unless the experiment does not compare times.
 func TestPrintOrder(t *testing.T) {
 	r := &testbed.Results{
 		Kind: testbed.KindLoad, Axis: testbed.Axis{Key: "balancers"}, Points: []float64{2, 4}, Cases: []string{"a", "b"},

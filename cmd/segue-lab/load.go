@@ -41,7 +41,6 @@ type loadFlags struct {
 	given                   func(flag string) bool // tells whether a flag is on the command line
 }
 
-// newLoad returns the command that sends requests and measures their latency.
 func newLoad() *cobra.Command {
 	var f loadFlags
 	cmd := &cobra.Command{

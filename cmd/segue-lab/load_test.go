@@ -31,7 +31,7 @@ func generate(t *testing.T, args ...string) (output, messages string, err error)
 	return out.String(), progress.String(), err
 }
 
-// webServer answers as server s1. It fails requests of /busy.
+// webServer starts an HTTP server that calls itself s1. Its answer to /busy is status 503.
 func webServer(t *testing.T) (url string) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Segue-Server", "s1")
@@ -72,7 +72,7 @@ func TestLoadText(t *testing.T) {
 	}
 }
 
-// Requests that were in flight at an interrupt take no share from the others.
+// TestUnfinishedHaveNoShare checks that shares are shares of the requests with an outcome.
 func TestUnfinishedHaveNoShare(t *testing.T) {
 	var out bytes.Buffer
 	testhost.Must(t, printOutcomes(&out, &httpload.Report{Requests: 10, Succeeded: 9, Unfinished: 1}))
@@ -127,7 +127,7 @@ func TestLoadCSV(t *testing.T) {
 	}
 }
 
-// TestLoadRecord: equal seeds record equal files, which segue-lab sim can simulate.
+// TestLoadRecord checks that equal seeds record equal files, and that segue-lab sim can read them.
 func TestLoadRecord(t *testing.T) {
 	url := webServer(t)
 	dir := t.TempDir()
@@ -166,7 +166,7 @@ func TestLoadTrace(t *testing.T) {
 	}
 }
 
-// TestLoadFails: without any success the command fails, after its report.
+// TestLoadFails checks that the command fails after its report if no request succeeds.
 func TestLoadFails(t *testing.T) {
 	out, _, err := generate(t, "--rate", "1000", "--requests", "5", webServer(t)+"/busy")
 	if err == nil || err.Error() != "no request succeeded" ||

@@ -145,7 +145,7 @@ func printServers(out io.Writer, r *httpload.Report) error {
 	for _, s := range r.Servers {
 		fmt.Fprintf(w, "%s\t%d\t%.1f%%\t%d\t%s\n", s.Name, s.Responses,
 			100*float64(s.Responses)/float64(all), s.Failed,
-			cells(s.Latency, "\t", "mean", "p50", "p99"))
+			cells(s.Latency, "mean", "p50", "p99"))
 	}
 	return w.Flush()
 }
@@ -161,14 +161,14 @@ func printIntervals(out io.Writer, r *httpload.Report) error {
 	for _, at := range r.Intervals {
 		fmt.Fprintf(w, "%v\t%v\t%.1f\t%d\t%s\n", at.From, at.To,
 			float64(at.Requests)/(at.To-at.From), at.Failed,
-			cells(at.Latency, "\t", "mean", "p50", "p90", "p99", "max"))
+			cells(at.Latency, "mean", "p50", "p90", "p99", "max"))
 	}
 	return w.Flush()
 }
 
-// cells returns the columns of timesColumns with the given names for t, in milliseconds, with the
-// separator between them. If t is nil, each column is a dash.
-func cells(t *httpload.Times, separator string, names ...string) string {
+// cells returns the cells of t in the named columns of timesColumns, in milliseconds, separated by
+// tabs. If t is nil, each cell is a dash.
+func cells(t *httpload.Times, names ...string) string {
 	var texts []string
 	for _, name := range names {
 		text := "-"
@@ -179,7 +179,7 @@ func cells(t *httpload.Times, separator string, names ...string) string {
 		}
 		texts = append(texts, text)
 	}
-	return strings.Join(texts, separator)
+	return strings.Join(texts, "\t")
 }
 
 // printLoadCSV prints a line of CSV for the run or, if intervals is true, for each interval. The

@@ -99,7 +99,7 @@ func (f *modelFlags) addTo(cmd *cobra.Command) {
 // policy is single choice or SRc.
 type policy struct {
 	name      string
-	threshold int  // the c of SRc; 0 for single choice
+	threshold int  // the c of SRc; 0 for single choice, which is the same as SR0
 	single    bool // it is single choice
 }
 
@@ -130,8 +130,10 @@ func (f *modelFlags) policies() ([]policy, error) {
 	return list, nil
 }
 
-// seconds converts a time in service times, the unit of the model, to seconds.
-func (f *modelFlags) seconds(units float64) float64 { return units * f.service.Seconds() }
+// seconds converts a time from service times, the unit of the model, to seconds.
+func (f *modelFlags) seconds(serviceTimes float64) float64 {
+	return serviceTimes * f.service.Seconds()
+}
 
 // parseLoads parses the loads that a flag has. They are below 100%, because a queue without limit
 // has no steady state at 100%.
@@ -151,13 +153,13 @@ func parseLoads(flag string, words ...string) ([]float64, error) {
 	return loads, nil
 }
 
-// parseShare parses a share in percent. It returns an error if holds returns false for the share.
-// condition describes in words, for this error, which shares holds accepts.
-func parseShare(flag, word, condition string, holds func(float64) bool) (float64, error) {
+// parseShare parses a share in percent. It returns an error if isAllowed returns false for the
+// share. The error describes the allowed shares by the text allowed.
+func parseShare(flag, word, allowed string, isAllowed func(float64) bool) (float64, error) {
 	number, percent := strings.CutSuffix(word, "%")
 	value, err := strconv.ParseFloat(number, 64)
-	if err != nil || !percent || !holds(value/100) {
-		return 0, fmt.Errorf("%s %q: must be a share %s, such as 50%%", flag, word, condition)
+	if err != nil || !percent || !isAllowed(value/100) {
+		return 0, fmt.Errorf("%s %q: must be a share %s, such as 50%%", flag, word, allowed)
 	}
 	return value / 100, nil
 }

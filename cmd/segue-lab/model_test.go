@@ -90,8 +90,7 @@ func TestModelInterrupted(t *testing.T) {
 	}
 }
 
-// TestModelThreshold checks that the name of a policy contains its threshold in the usual form,
-// however the threshold was written.
+// TestModelThreshold checks that the policy of --threshold +4 has the name SR4.
 func TestModelThreshold(t *testing.T) {
 	if got := runModel(t, "--load 50% --threshold +4").String(); !strings.Contains(got, " SR4 ") {
 		t.Errorf("no SR4 in\n%s", got)

@@ -64,7 +64,6 @@ func printCurves(
 	return w.Flush()
 }
 
-// newModelDistribution returns the command that computes the distribution of response times.
 func newModelDistribution(f *modelFlags) *cobra.Command {
 	to, points := time.Duration(0), 20
 	cmd := newModelCurves(f, &cobra.Command{
@@ -92,11 +91,11 @@ type distributionRow struct {
 	Share map[string]float64 `json:"share"`
 }
 
-// distribution prints, for each policy, the share of response times that do not exceed a time. It
-// does so for the given number of times at equal intervals, the last of which is to. If to is 0,
-// the last one is the 99th percentile under single choice, which is policies[0].
+// distribution prints, for each policy, the share of response times that do not exceed a time. The
+// number of times is points. They are at equal intervals up to end. If end is 0, the last one is
+// the 99th percentile under single choice, which is policies[0].
 func (f *modelFlags) distribution(
-	out io.Writer, load float64, policies []policy, to time.Duration, points int,
+	out io.Writer, load float64, policies []policy, end time.Duration, points int,
 ) error {
 	states := make([]*model.Steady, len(policies))
 	for i, p := range policies {
@@ -105,8 +104,8 @@ func (f *modelFlags) distribution(
 			return err
 		}
 	}
-	longest := to.Seconds() / f.service.Seconds()
-	if to == 0 {
+	longest := end.Seconds() / f.service.Seconds()
+	if end == 0 {
 		var err error
 		if longest, err = states[0].Percentile(99); err != nil {
 			return err
@@ -131,7 +130,6 @@ func (f *modelFlags) distribution(
 // mostServiceTimes is the longest --to of command transient, as a multiple of --service.
 const mostServiceTimes = 1_000_000
 
-// newModelTransient returns the command that computes how servers reach the steady state.
 func newModelTransient(f *modelFlags) *cobra.Command {
 	to, step, flows := 20*time.Second, time.Second, 0
 	cmd := newModelCurves(f, &cobra.Command{
@@ -164,11 +162,11 @@ type transientRow struct {
 	Flows map[string]float64 `json:"flows"`
 }
 
-// transient prints the mean number of flows of a server under each policy: at time 0, and then
-// every step until the time to. At time 0 each server has the given number of flows.
+// transient prints the mean number of flows of a server under each policy, at time 0 and after each
+// step until end. At time 0 each server has the given number of flows.
 func (f *modelFlags) transient(
 	ctx context.Context, out io.Writer, load float64, policies []policy, flows int,
-	step, to time.Duration,
+	step, end time.Duration,
 ) error {
 	systems := make([]*model.Transient, len(policies))
 	for i, p := range policies {
@@ -179,7 +177,7 @@ func (f *modelFlags) transient(
 	}
 	var rows []transientRow
 	var times []float64
-	for now := time.Duration(0); now <= to; now += step {
+	for now := time.Duration(0); now <= end; now += step {
 		row := transientRow{now.Seconds(), make(map[string]float64)}
 		for i, p := range policies {
 			row.Flows[p.name] = systems[i].MeanFlows()

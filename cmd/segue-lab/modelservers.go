@@ -15,7 +15,6 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// newModelServers returns the command that computes how many servers are needed.
 func newModelServers(f *modelFlags) *cobra.Command {
 	limit, servers, percentile := 6*time.Second, 100, "90"
 	cmd := &cobra.Command{
@@ -53,8 +52,8 @@ output is how many servers are needed with SRc to serve the same rate within the
 // serversRow has the number of servers that a policy needs.
 type serversRow struct {
 	Policy           string  `json:"policy"`
-	SingleChoiceLoad float64 `json:"single_choice_load"` // at which single choice reaches the limit
-	Load             float64 `json:"load"`               // at which the policy reaches the limit
+	SingleChoiceLoad float64 `json:"single_choice_load"` // the load that is at the limit with SC
+	Load             float64 `json:"load"`               // the load that is at the limit with Policy
 	Ratio            float64 `json:"ratio"`              // SingleChoiceLoad divided by Load
 	Servers          int     `json:"servers"`
 }
@@ -65,7 +64,7 @@ type serversRow struct {
 func (f *modelFlags) servers(
 	out io.Writer, policies []policy, percentile float64, limit time.Duration, servers int,
 ) error {
-	const rounding = 1e-6 // more than the rounding error of a whole number of servers
+	const rounding = 1e-6 // without it, a rounding error could add a server to a whole number
 	var rows []serversRow
 	for _, p := range policies {
 		saving, err := model.CompareServers(

@@ -17,7 +17,6 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// newModelTwoServers returns the command that computes HLB's model of two servers.
 func newModelTwoServers(asJSON *bool) *cobra.Command {
 	speeds, weights := []string{"2", "1"}, []string{"2", "1"}
 	load, observed, room := "100%", "100%", 16
@@ -85,8 +84,8 @@ func parsePair(flag string, words []string) (pair [2]float64, err error) {
 // twoServersRow has the steady state under one rule of the balancer.
 type twoServersRow struct {
 	Rule  string            `json:"rule"`
-	Chain twoServersFigures `json:"chain"` // of the Markov chain
-	Apart twoServersFigures `json:"apart"` // of the equation with independent queues
+	Chain twoServersFigures `json:"chain"` // by the Markov chain
+	Apart twoServersFigures `json:"apart"` // by the equation with independent queues
 }
 
 // twoServersFigures describes a steady state.
@@ -99,7 +98,8 @@ type twoServersFigures struct {
 // twoServers prints the steady state under each rule.
 func twoServers(ctx context.Context, out io.Writer, s model.TwoServers, asJSON bool) error {
 	var rows []twoServersRow
-	for _, s.Rule = range model.Rules {
+	for _, rule := range model.Rules {
+		s.Rule = rule
 		chain, err := s.Solve(ctx)
 		if err != nil {
 			return err

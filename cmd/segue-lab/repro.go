@@ -17,7 +17,6 @@ import (
 	"github.com/segue-lb/segue/research/repro"
 )
 
-// newRepro returns the command that reproduces figures of the papers.
 func newRepro() *cobra.Command {
 	s := repro.Settings{Seed: 1, Workers: runtime.GOMAXPROCS(0), Directory: "figures"}
 	var asJSON, list, loud bool

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// runRepro runs segue-lab repro with a new directory, and returns the output.
+// runRepro runs segue-lab repro with a directory for the figures, and returns the output.
 func runRepro(t *testing.T, directory string, args ...string) *bytes.Buffer {
 	t.Helper()
 	out := new(bytes.Buffer)

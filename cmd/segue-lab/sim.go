@@ -28,7 +28,6 @@ type simFlags struct {
 	asJSON, asCSV  bool
 }
 
-// newSim returns the command that simulates scenarios.
 func newSim() *cobra.Command {
 	var f simFlags
 	cmd := &cobra.Command{
@@ -146,7 +145,6 @@ func simProgress(out io.Writer, name string) func(done, total int) {
 	}
 }
 
-// print prints the reports as text, JSON or CSV.
 func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
 	switch {
 	case f.asJSON:

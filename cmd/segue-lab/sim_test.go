@@ -43,7 +43,7 @@ func TestSim(t *testing.T) {
 			clitest.Golden(t, name, output)
 			again, err := simulate(t, append(args, "testdata/sim.yaml")...)
 			if err != nil || !bytes.Equal(again.Bytes(), output.Bytes()) {
-				t.Errorf("a second time it prints something else, or fails: %v", err)
+				t.Errorf("the second run prints something else, or fails: %v", err)
 			}
 		})
 	}
@@ -64,8 +64,7 @@ func TestSimJSONIsValid(t *testing.T) {
 	}
 }
 
-// TestSimWarnings checks warnings about parts of a file that have no effect. Only a run shows
-// that.
+// TestSimWarnings checks the warnings of a run about parts of the file that have no effect.
 func TestSimWarnings(t *testing.T) {
 	text := `runs: 2
 servers: [{count: 1}]

@@ -8,7 +8,7 @@ import (
 	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
-// TestArgumentErrors gives flags and arguments bad values in every way.
+// TestArgumentErrors checks the errors about wrong flags and arguments.
 func TestArgumentErrors(t *testing.T) {
 	clitest.ArgumentErrors(t, newRoot, map[string]string{
 		"status --interval 9999999h": `--interval "9999999h": must be a duration with a unit, such as 500ms, 30s or 2h`,
@@ -49,7 +49,7 @@ func TestArgumentErrors(t *testing.T) {
 	})
 }
 
-// TestCommands checks all commands. The map has those that print no table.
+// TestCommands checks all commands. The map tells what commands print instead of a table.
 func TestCommands(t *testing.T) {
 	clitest.Commands(t, newRoot, map[string]string{
 		"agent": "runs until it is ended", "agent detach": "a sentence",

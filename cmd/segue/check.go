@@ -116,7 +116,7 @@ func (o *checkOptions) validate(files int) error {
 type checkRun struct {
 	cmd *cobra.Command
 	checkOptions
-	sides []*config.Side // of the valid files so far, for compare
+	sides []*config.Side // what compare compares: one item for each valid file so far
 }
 
 // check checks each file alone, and then whether the valid files fit together.
@@ -137,12 +137,12 @@ func check(cmd *cobra.Command, files []string, o checkOptions) error {
 	if len(files) > 1 {
 		errs = append(errs, run.compare())
 	}
-	return joined(errs)
+	return joinErrors(errs)
 }
 
-// joined joins the errors of several files. If each error has the exit code exitUnwise, the result
-// has this code. Otherwise its exit code is 1.
-func joined(errs []error) error {
+// joinErrors joins the errors of several files. If each error has the exit code exitUnwise, the
+// result has this code. Otherwise its exit code is 1.
+func joinErrors(errs []error) error {
 	err := errors.Join(errs...)
 	if err == nil {
 		return nil
@@ -171,7 +171,7 @@ func (c *checkRun) compare() error {
 	return nil
 }
 
-// file checks a file alone, and prints what it finds. It notes a valid file for compare.
+// file checks a file alone, and prints what it finds. It adds a valid file to c.sides.
 func (c *checkRun) file(path string) error {
 	data, file, err := cli.ReadInput(c.cmd.InOrStdin(), path)
 	if err != nil {
@@ -243,19 +243,19 @@ func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
 type checkedFile struct {
 	kind     string // balancer or agent
 	instance string
-	content  string // numbers of services and servers
+	content  string // how many services and servers it has, or where its services are
 	warnings fieldpath.Errors
-	fixed    []desired.Setting // that only a restart can change
-	// overrides reads the overrides of the instance on top of the file. It returns the overrides that
-	// are invalid. Its warnings are those about the file, and then those about the overrides.
+	fixed    []desired.Setting // the settings that only a restart can change
+	// overrides reads the overrides of the instance, and applies them to the file. It returns the
+	// overrides that are invalid, and the warnings about the file followed by those about overrides.
 	overrides func() (invalid []desired.InvalidOverride, warnings fieldpath.Errors, err error)
 	// inspect returns the findings of --strict.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
-	// side is what is compared with other files.
+	// side is the part of the file that is compared with other files.
 	side *config.Side
 }
 
-// parseFor reads the content of a file as that of a balancer (lb) or of an agent.
+// parseFor parses the content of a file. The role is lb for a balancer, or agent.
 func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	switch role {
 	case "lb":
@@ -263,7 +263,7 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
-		content := wording.Count(len(b.Services), "service") + ", " + wording.Count(servers(b), "server")
+		content := wording.Count(len(b.Services), "service") + ", " + wording.Count(countServers(b), "server")
 		if b.Store != nil {
 			content = "the services are in the store, below " + b.Store.Etcd.Prefix
 		}
@@ -366,8 +366,8 @@ func guessRole(data []byte) (role, hint string, err error) {
 	return "agent", " (for a balancer's file, use --role lb)", nil
 }
 
-// servers counts the servers of all services. A server in two services counts twice.
-func servers(b *desired.Balancer) int {
+// countServers counts the servers of all services. A server in two services counts twice.
+func countServers(b *desired.Balancer) int {
 	n := 0
 	for _, s := range b.Services {
 		n += len(s.Servers)

@@ -97,7 +97,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The standard input is a file, too.
+// TestCheckStandardInput checks a file that comes by standard input.
 func TestCheckStandardInput(t *testing.T) {
 	for _, args := range [][]string{{"check", "-"}, {"check", "-c", "-"}} {
 		for _, test := range []struct{ text, output, err string }{
@@ -116,7 +116,8 @@ func TestCheckStandardInput(t *testing.T) {
 	}
 }
 
-// Several files are compared. The exit code tells whether one is invalid, and whether they fit.
+// TestCheckBothSides compares several files. The exit code tells whether a file is invalid, and
+// whether the files fit together.
 func TestCheckBothSides(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) string { return writeFile(t, dir, name, content) }
@@ -164,7 +165,7 @@ services:
 	}
 }
 
-// TestCheckWarns checks files that are valid and still cause a warning, on the standard error.
+// TestCheckWarns checks valid files that cause a warning on the standard error.
 func TestCheckWarns(t *testing.T) {
 	tests := map[string]struct{ file, output, warnings string }{
 		"balancer": {
@@ -210,7 +211,7 @@ services:
 	}
 }
 
-// TestCheckStrictly compares the findings of the example, and checks the exit codes.
+// TestCheckStrictly compares the findings about a file with the golden file, and checks exit codes.
 func TestCheckStrictly(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) string { return writeFile(t, dir, name, content) }
@@ -220,7 +221,7 @@ services:
   {name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8::1"},
   {name: s2, locator: "fd00:5:0:2::/64", host: "2001:db8::2"}]}
 `
-	unwise := strings.Replace(strings.Replace(clean, ", seed: 7", "", 1), ", health: {tcp: {}}", "", 1)
+	unwise := strings.NewReplacer(", seed: 7", "", ", health: {tcp: {}}", "").Replace(clean)
 	good, bad := write("good.yaml", clean), write("bad.yaml", unwise)
 	warned := write("warned.yaml", strings.Replace(clean, "protocol: tcp", "protocol: tcp, placement: hunt", 1))
 	for _, c := range []struct {

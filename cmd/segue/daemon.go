@@ -164,8 +164,8 @@ func tracked(
 	}
 }
 
-// reloadBySignal returns a reload for SIGHUP, with the signal as the actor of its changes. Nobody
-// reads the warnings that it drops: reload has logged them.
+// reloadBySignal returns a reload for SIGHUP, with the signal as the actor of its changes. It drops
+// the warnings, because reload has logged them.
 func reloadBySignal(reload api.Reload) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := reload(events.WithActor(ctx, func() string { return events.Signal }))

@@ -22,7 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestHangupWhileStarting waits for the daemon, and does not end the process.
+// TestHangupWhileStarting checks that a SIGHUP during the start reaches the daemon.
 func TestHangupWhileStarting(t *testing.T) {
 	cmd := &cobra.Command{}
 	logFlag(cmd)
@@ -39,7 +39,7 @@ func TestHangupWhileStarting(t *testing.T) {
 	}
 }
 
-// A first start that is refused leaves no lock.
+// TestLockOfRefusedStart checks that a first start that is refused leaves no lock file.
 func TestLockOfRefusedStart(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("locks of instances need root")
@@ -60,7 +60,7 @@ func TestLockOfRefusedStart(t *testing.T) {
 	}
 }
 
-// The lock of an instance with a data path stays when its process ends, whatever the reason.
+// TestLockOfDataPathStays checks that the lock file stays if the instance has a data path.
 func TestLockOfDataPathStays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("locks of instances need root")
@@ -115,7 +115,7 @@ func TestRunningAlready(t *testing.T) {
 	}
 }
 
-// TestLogFormats checks that both formats have the same values.
+// TestLogFormats checks that both formats show the same text for a value.
 func TestLogFormats(t *testing.T) {
 	for format, want := range map[string]string{
 		"text": `level=WARN msg="load source is stale" after=10s mode=native error="no such file" vip=2001:db8::1 count=3`,

@@ -80,7 +80,6 @@ func pinBalancer(
 	dir, err := datapath.MakeDir(instance, datapath.RoleBalancer)
 	must(err)
 	t.Cleanup(func() { _ = datapath.RemoveDir(instance) })
-	// The pins by which a balancer is recognised.
 	for _, name := range []string{"identity", "flows"} {
 		m, err := ebpf.NewMap(&ebpf.MapSpec{
 			Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,

@@ -139,8 +139,7 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 	return cli.Arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
 }
 
-// complete returns the names of all servers, or of an agent's services, for the completion of a
-// shell.
+// complete returns the names of all servers, or of an agent's services, for shell completion.
 func (o *drainOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -175,7 +174,7 @@ func balancerOn(ctx context.Context, instance string) (*api.Client, error) {
 
 // clientOf returns a client of a balancer or an agent on this host.
 func clientOf(instance string) (*api.Client, error) {
-	if instance != "" { // only choose needs the permission to read the data paths on the host
+	if instance != "" { // unlike choose, this needs no permission to read the data paths on the host
 		return api.NewClient(instance), checkInstance(instance)
 	}
 	found, err := choose("")
@@ -185,9 +184,9 @@ func clientOf(instance string) (*api.Client, error) {
 	return api.NewClient(found.Name), nil
 }
 
-// drain drains a server or a service. With --wait, it then waits until this has no flow or
-// connection left. Without --wait, it prints how many there were before the drain, if it knows the
-// number. With --dry-run, it only prints what would change.
+// drain drains a server or a service. With --wait, it then waits until no flow or connection is
+// left. Without --wait, it prints how many there were before the drain, if it knows the number.
+// With --dry-run, it only prints what would change.
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, d, err := o.setDrained(ctx, out, name, true)
 	if err != nil || o.dryRun {
@@ -247,7 +246,7 @@ func (o *drainOptions) setDrained(
 	return c, d, nil
 }
 
-// describeDrained returns what a drain, or the end of one, has changed.
+// describeDrained tells what a drain or an undrain has changed.
 func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 	name := strings.TrimSuffix(d.service+"/"+d.server, "/")
 	what := d.refuses
@@ -274,10 +273,10 @@ type drainable struct {
 	isCounted       bool   // the remaining flows or connections can be counted
 	uncounted       string // if they cannot be counted: why
 	drained         bool
-	isUnasked       bool          // no balancer has asked the agent, so the drain may have no effect
+	isUnasked       bool          // no balancer has offered a connection: the drain may have no effect
 	left            *uint64       // how many flows or connections it has; nil: not counted yet
 	age             time.Duration // how long ago they were counted
-	opening         time.Duration // how long after its acceptance a connection is counted at the latest
+	opening         time.Duration // longest time from when a connection is accepted until it is counted
 	stays           stay
 }
 
@@ -303,7 +302,7 @@ func staysOf(s *api.Service) stay {
 	return stay{}
 }
 
-// edit returns the change that drains it or undrains it.
+// edit returns the change that drains or undrains d.
 func (d *drainable) edit(drained bool) api.Edit {
 	return api.Edit{Override: api.Override{
 		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
@@ -317,7 +316,7 @@ func (d *drainable) describeLeft(n uint64) string {
 	return fmt.Sprintf("%d %ss are left", n, d.noun)
 }
 
-// patience is how long a wait lasts before it says why it may never end, if that is not sure.
+// patience is how long drain waits before it says why the wait may never end, unless stay.sure.
 const patience = time.Minute
 
 // drainClient finds what a process can drain: servers if it is a balancer, services if it is an
@@ -328,10 +327,10 @@ type drainClient struct {
 	patience time.Duration
 }
 
-// isUndrained tells whether the desired state does not drain d. It makes a dry run of a drain: if
-// the drain would change something, d is not drained. The process of a fleet may follow the desired
-// state only later. If the dry run fails, such as when the store does not answer, the result is
-// false.
+// isUndrained tells whether the desired state does not drain d. A balancer of a fleet may follow
+// the desired state only later. isUndrained makes a dry run of a drain: if the drain would change
+// something, d is not drained. If the dry run fails, for example because the store does not answer,
+// the result is false.
 func (c *drainClient) isUndrained(ctx context.Context, d *drainable) bool {
 	changed, err := c.Change(ctx, true, d.edit(true))
 	return err == nil && len(changed.Changes) > 0
@@ -422,8 +421,8 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 // A balancer of a fleet may follow the drain some time after the store has it. Until then, awaitEnd
 // asks for the desired state to learn whether the drain still holds.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
-	var last *uint64    // the number that was printed last
-	var since time.Time // when the process was first seen to follow the drain; zero: not yet
+	var last *uint64           // the number that was printed last
+	var drainedSince time.Time // when the process was first seen to follow the drain; zero: not yet
 	var d *drainable
 	said := "" // the reason for a wait without end that was printed last
 	for {
@@ -433,26 +432,27 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			return d.endedEarly(ctx, err, name, last)
 		}
 		d = now
-		wasDrained := !since.IsZero()
+		wasDrained := !drainedSince.IsZero()
 		switch {
 		case d.drained && !wasDrained:
-			since = time.Now() // not asked: the drain may have begun after the request was sent
+			drainedSince = time.Now() // not asked: the drain may have begun after the request was sent
 		case !d.drained && (wasDrained || client.isUndrained(ctx, d)):
 			return fmt.Errorf("somebody else has undrained %s", name)
 		}
-		waited := asked.Sub(since)
-		if d.left != nil && !since.IsZero() && d.age < waited {
+		drainedFor := asked.Sub(drainedSince) // has no meaning unless d.drained
+		isCountNewer := d.left != nil && d.age < drainedFor
+		if d.drained && isCountNewer {
 			if last == nil || *last != *d.left {
 				fmt.Fprintln(out, d.describeLeft(*d.left))
 			}
 			last = d.left
-			if *last == 0 && d.age+d.opening < waited {
+			if *last == 0 && d.age+d.opening < drainedFor {
 				return nil
 			}
-			mayNotEnd := d.stays.sure || waited >= client.patience
-			if why := d.stays.why; *last > 0 && mayNotEnd && why != said {
-				fmt.Fprintln(out, why+orLimit(ctx))
-				said = why
+			isTimeToSay := d.stays.sure || drainedFor >= client.patience
+			if *last > 0 && isTimeToSay && d.stays.why != said {
+				fmt.Fprintln(out, d.stays.why+orLimit(ctx))
+				said = d.stays.why
 			}
 		}
 		select {

@@ -15,8 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// A drain on a server does not end while the handshake of a connection lasts that was accepted before:
-// such a connection is counted only when it is established.
+// TestDrainAwaitsOpeningConnections checks that a drain does not end before the handshakes of
+// connections that were accepted before it: the agent counts connections only after that.
 func TestDrainAwaitsOpeningConnections(t *testing.T) {
 	t.Parallel()
 	counts := []uint32{0, 0, 1}
@@ -38,7 +38,8 @@ func TestDrainAwaitsOpeningConnections(t *testing.T) {
 	}
 }
 
-// A drain that somebody ends is no success, also if nothing is left.
+// TestDrainEndedBySomebodyElse checks that drain fails if somebody undrains the service meanwhile,
+// even if no connection is left.
 func TestDrainEndedBySomebodyElse(t *testing.T) {
 	t.Parallel()
 	looks := 0
@@ -57,7 +58,7 @@ func TestDrainEndedBySomebodyElse(t *testing.T) {
 	}
 }
 
-// Likewise if somebody ends it before the command has seen it in force.
+// TestDrainEndedAtOnce undrains the service before drain has seen the drain in force. Drain fails.
 func TestDrainEndedAtOnce(t *testing.T) {
 	t.Parallel()
 	p, handler := agentWith(t, func(bool) uint32 { return 0 })
@@ -66,7 +67,7 @@ func TestDrainEndedAtOnce(t *testing.T) {
 		handler.ServeHTTP(w, r)
 		isChange := r.Method == http.MethodPost && r.URL.Query().Get("dry-run") == "false"
 		if isChange && !undrained.Swap(true) {
-			// Before the answer leaves. The version differs from all before.
+			// The drain has no answer yet. The threshold makes this version differ from all before.
 			p.set("web", desired.Fields{"drained": false, "accept": map[string]any{"threshold": 9}})
 		}
 	}))
@@ -78,7 +79,7 @@ func TestDrainEndedAtOnce(t *testing.T) {
 	}
 }
 
-// A drain reads the state of the server's service, and not that of the others.
+// TestDrainReadsItsServiceOnly checks that drain reads only the state of the server's service.
 func TestDrainReadsItsServiceOnly(t *testing.T) {
 	t.Parallel()
 	p := startBalancer(t)
@@ -95,7 +96,7 @@ func TestDrainReadsItsServiceOnly(t *testing.T) {
 	}
 }
 
-// set sets fields of a service, as a colleague does.
+// set sets fields of a service by a request of its own, as another operator would.
 func (p *process) set(service string, fields desired.Fields) {
 	p.t.Helper()
 	_, err := api.NewClient(p.instance).Change(p.t.Context(), false,
@@ -105,7 +106,7 @@ func (p *process) set(service string, fields desired.Fields) {
 	}
 }
 
-// --timeout bounds also the requests to a process that does not answer.
+// TestDrainOfProcessThatDoesNotAnswer checks that --timeout also limits requests to such a process.
 func TestDrainOfProcessThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
@@ -120,8 +121,8 @@ func TestDrainOfProcessThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A drain whose flows may stay for ever says why, and what to do. The three flows of a server of
-// this balancer never end.
+// TestDrainSaysWhyItDoesNotEnd checks that drain says why flows may stay for ever, and what to do.
+// The three flows of a server of this balancer never end.
 func TestDrainSaysWhyItDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	const (
@@ -159,7 +160,7 @@ func TestDrainSaysWhyItDoesNotEnd(t *testing.T) {
 	}
 }
 
-// Nothing is said about a drain that ends by itself: flows of UDP move to a server that takes them.
+// TestDrainThatEnds checks that drain gives no reason to wait if UDP flows move to another server.
 func TestDrainThatEnds(t *testing.T) {
 	t.Parallel()
 	for _, takes := range []bool{true, false} {
@@ -170,10 +171,10 @@ func TestDrainThatEnds(t *testing.T) {
 	}
 }
 
-// Connections that do not end are explained when they have not ended for long, and only once.
+// TestDrainSaysThatConnectionsStay checks that drain explains once why connections do not end.
 func TestDrainSaysThatConnectionsStay(t *testing.T) {
 	t.Parallel()
-	counts := []uint32{2, 2, 1} // the first one may be of before the drain
+	counts := []uint32{2, 2, 1} // drain ignores the first count, which may be older than the drain
 	var waits atomic.Bool
 	p := startAgentWith(t, func(bool) uint32 {
 		if !waits.Load() || len(counts) == 0 {

@@ -17,7 +17,7 @@ import (
 const (
 	// selfInterval is the time between two requests for the number of packets that have arrived.
 	selfInterval = time.Second
-	// quietTime is how long no packet must arrive before the balancer can be stopped.
+	// quietTime is the time without packets after which the balancer can be stopped.
 	quietTime = 2 * selfInterval
 )
 
@@ -85,8 +85,7 @@ func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
 	return err
 }
 
-// announcedRoutes returns how many routes are announced. A balancer without BGP, which is nil, has
-// none.
+// announcedRoutes returns how many routes are announced: 0 if state is nil (without BGP).
 func announcedRoutes(state *bgp.State) (announced int) {
 	if state == nil {
 		return 0
@@ -112,7 +111,7 @@ func warnOfDeafPeers(out io.Writer, state *bgp.State) {
 // awaitSilence waits until bgp.drain-delay has passed since the drain, so that routers use other
 // routes, and until no packets have arrived for quietTime.
 func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *api.SelfState) error {
-	packets, changed := state.Packets, time.Now() // the last number of packets, and since when it holds
+	packets, changed := state.Packets, time.Now() // the number of packets, and when it last changed
 	earliest := changed
 	if state.BGP.Drained != nil {
 		delay := time.Duration(state.BGP.DrainDelay * float64(time.Second))

@@ -17,16 +17,15 @@ import (
 
 // fakeBalancer is a balancer whose routers send packets for some time after it was drained.
 type fakeBalancer struct {
-	bgp     *bgp.State // nil: it does not announce its VIPs
-	drained time.Time
-	packets uint64        // before it was drained
-	busy    time.Duration // how long 10 packets a second arrive after that
-	// undrains tells that somebody ends the drain after so long; 0: nobody does.
-	undrains time.Duration
-	setBack  time.Duration // by how much the clock was set back after the drain
-	failure  error         // of the next request
-	// untilRestart tells what the last drain has asked for.
-	untilRestart bool
+	bgp     *bgp.State    // nil: it does not announce its VIPs
+	drained time.Time     // when it was drained
+	packets uint64        // the packets that arrived before the drain
+	busy    time.Duration // how long after the drain 10 packets a second arrive
+	// undrains is the time after which somebody ends the drain. 0 means that nobody does.
+	undrains     time.Duration
+	setBack      time.Duration // by how much the clock was set back after the drain
+	failure      error         // the error of each request
+	untilRestart bool          // UntilRestart of the last change
 }
 
 func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {
@@ -62,7 +61,7 @@ func (b *fakeBalancer) ChangeSelf(ctx context.Context, change api.SelfChange) (*
 	return b.Self(ctx)
 }
 
-// announcing returns the state of a balancer that announces one of three routes. drain-delay is 5 s.
+// announcing returns the state of a balancer that announces one of three routes.
 func announcing() *bgp.State {
 	return &bgp.State{
 		DrainDelay: 5,
@@ -75,7 +74,7 @@ func announcing() *bgp.State {
 	}
 }
 
-// TestDrainSelf follows drains until they end, with the time that they take.
+// TestDrainSelf checks the output and the duration of drains.
 func TestDrainSelf(t *testing.T) {
 	const (
 		one   = "the balancer is drained: 1 route withdrawn\n"
@@ -92,7 +91,7 @@ func TestDrainSelf(t *testing.T) {
 	}{
 		{name: "without traffic: after drain-delay", options: drainOptions{wait: true}, want: one + quiet,
 			takes: 5 * time.Second},
-		{name: "packets of before do not count", b: fakeBalancer{packets: 99}, options: drainOptions{wait: true},
+		{name: "packets before the drain do not count", b: fakeBalancer{packets: 99}, options: drainOptions{wait: true},
 			want: one + quiet, takes: 5 * time.Second},
 		{name: "with traffic: two seconds after it", b: fakeBalancer{busy: 8 * time.Second},
 			options: drainOptions{wait: true}, want: one + strings.Repeat(ten, 8) + quiet, takes: 10 * time.Second},
@@ -145,7 +144,7 @@ func requireDrain(
 	}
 }
 
-// TestDrainSelfAgain: after a timeout, another drain waits on. Routes are not counted again.
+// TestDrainSelfAgain drains a balancer twice. The second drain waits, and counts no routes.
 func TestDrainSelfAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &fakeBalancer{bgp: announcing(), busy: 4 * time.Second}
@@ -160,8 +159,8 @@ func TestDrainSelfAgain(t *testing.T) {
 	})
 }
 
-// TestDrainSelfUntilRestart passes the flag on. Without --self, there is no such drain. Without BGP,
-// it succeeds, because it runs at each shutdown of a host.
+// TestDrainSelfUntilRestart checks that drain passes the flag on. The flag needs --self. With the
+// flag, drain succeeds even without BGP, because segue-drain.service uses it on all hosts.
 func TestDrainSelfUntilRestart(t *testing.T) {
 	for _, untilRestart := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -182,7 +181,7 @@ func TestDrainSelfUntilRestart(t *testing.T) {
 	}
 }
 
-// TestDrainSelfWarns: a peer without a session may keep routes of an earlier one.
+// TestDrainSelfWarns checks the warning about a peer without a session.
 func TestDrainSelfWarns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &fakeBalancer{bgp: announcing()}
@@ -192,7 +191,7 @@ func TestDrainSelfWarns(t *testing.T) {
 	})
 }
 
-// TestInterruptedDrain: an interrupt ends the wait, and not the drain.
+// TestInterruptedDrain checks that an interrupt ends the wait, but not the drain.
 func TestInterruptedDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &fakeBalancer{bgp: announcing(), busy: time.Hour}
@@ -206,8 +205,7 @@ func TestInterruptedDrain(t *testing.T) {
 	})
 }
 
-// TestDrainSelfWithoutBGP: a dry run says that a balancer without BGP cannot be drained, and so does
-// the drain.
+// TestDrainSelfWithoutBGP checks that a drain and its dry run fail if the balancer has no BGP.
 func TestDrainSelfWithoutBGP(t *testing.T) {
 	for _, o := range []drainOptions{{}, {target: target{dryRun: true}}} {
 		if err := drainBalancer(t.Context(), &bytes.Buffer{}, &fakeBalancer{}, &o); err == nil {

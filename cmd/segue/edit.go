@@ -25,8 +25,8 @@ type target struct {
 	instance      string
 	dryRun        bool
 	allowRemovals bool
-	// givesAll tells that the command gives all services. Then removals have a limit also without a
-	// store.
+	// givesAll tells that the command gives all services of the process. Then removals have a limit
+	// even without a store.
 	givesAll  bool
 	ifVersion versionFlag
 }
@@ -60,10 +60,9 @@ func (t *target) addRemovalFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false, usage)
 }
 
-// setTerms gives a client the conditions of the command's change. A command that gives all services
-// has a limit of removals on each process, so it may always have --allow-removals. Other commands
-// have a limit only with a store. For them, setTerms refuses --allow-removals if the process is an
-// agent, which never has a store.
+// setTerms gives a client the conditions of the command's change. It refuses --allow-removals if
+// the process is an agent and the command does not give all services: without a store, only changes
+// of all services have a limit for removals, and an agent never has a store.
 func (t *target) setTerms(ctx context.Context, client *api.Client) error {
 	client.IfVersion, client.AllowRemovals = string(t.ifVersion), t.allowRemovals
 	if !t.allowRemovals || t.givesAll {
@@ -84,14 +83,14 @@ func instanceFlag(cmd *cobra.Command, instance *string) {
 // kind is what a command edits: services, or servers.
 type kind struct {
 	noun     string // service or server
-	name     string // the argument that names one, for the help
-	example  string // an example of this argument
-	fields   string // an example of the fields of a new one
+	name     string // the name as an argument in the help, such as SERVICE/SERVER
+	example  string // an example of a name
+	fields   string // an example of the fields of a new service or server
 	settings string // an example of fields to set
 	json     string // describes what list --json prints
 	// parse splits a name into the names of the service and the server.
 	parse func(name string) (service, server string, err error)
-	// views has an item for each role whose processes have this kind.
+	// views has an item for each role whose processes have this kind: agents have no servers.
 	views map[string]view
 }
 
@@ -399,13 +398,12 @@ func parseFields(args []string) (desired.Fields, error) {
 		sections, last := names[:len(names)-1], names[len(names)-1]
 		into := map[string]any(fields)
 		for _, section := range sections {
-			inner, isSection := into[section].(map[string]any)
-			if _, isGiven := into[section]; isGiven && !isSection {
-				return nil, fmt.Errorf("%q: %s has a value already", arg, section)
+			if _, isGiven := into[section]; !isGiven {
+				into[section] = map[string]any{}
 			}
+			inner, isSection := into[section].(map[string]any)
 			if !isSection {
-				inner = map[string]any{}
-				into[section] = inner
+				return nil, fmt.Errorf("%q: %s has a value already", arg, section)
 			}
 			into = inner
 		}
@@ -496,7 +494,8 @@ func completeFields(of reflect.Type, word string) (words []string) {
 }
 
 // fieldPaths returns the paths of the fields of a struct and its sections, such as timeouts.new. It
-// leaves out names, and lists. A struct of another package, such as netip.Addr, is not a section.
+// leaves out the field name, lists, and fields that files do not have. A struct of another package,
+// such as netip.Addr, is not a section.
 func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	for _, f := range reflect.VisibleFields(of) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
@@ -553,7 +552,7 @@ func servicesObject[T any](services []T) any {
 	return map[string][]T{"services": append([]T{}, services...)} // never null
 }
 
-// listedServer is a server of a list.
+// listedServer is a server as list --json prints it.
 type listedServer struct {
 	Service string `json:"service"`
 	api.Server

@@ -43,7 +43,6 @@ func TestParseFields(t *testing.T) {
 	}
 }
 
-// TestEditsOfBalancer runs the commands that list and edit the services and servers of a balancer.
 func TestEditsOfBalancer(t *testing.T) {
 	startBalancer(t).transcript("edit-balancer.txt", `
 service list
@@ -84,7 +83,6 @@ drain --self --if-version 0123456789abcdef
 `)
 }
 
-// TestEditsOfAgent runs them on a server.
 func TestEditsOfAgent(t *testing.T) {
 	startAgent(t).transcript("edit-agent.txt", `
 service list

@@ -83,7 +83,7 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 		"2026-11-26T12:00:00Z or \"2026-11-26 12:00\"", text)
 }
 
-// printEvent prints an event as a line. If the event has several changes, each has a further line.
+// printEvent prints an event as a line. If it has several changes, a line for each change follows.
 func printEvent(out io.Writer, e *events.Event) error {
 	var parts []string
 	if e.Service != "" {

@@ -42,7 +42,6 @@ func TestPrintEvent(t *testing.T) {
 	clitest.Golden(t, "events.txt", &out)
 }
 
-// The command prints the events of an agent or a balancer until it is interrupted.
 func TestEvents(t *testing.T) {
 	p := startAgent(t)
 	p.stream.Publish(events.Event{Kind: events.VIPMissing, Reason: "2001:db8:80::1"})
@@ -59,7 +58,7 @@ func TestEvents(t *testing.T) {
 		ended <- err
 	}()
 	var e events.Event
-	err := json.NewDecoder(reader).Decode(&e) // it has happened before the command
+	err := json.NewDecoder(reader).Decode(&e) // the event from before the start of the command
 	if err != nil || e.Kind != events.VIPMissing || e.Reason != "2001:db8:80::1" || e.ID == 0 {
 		t.Errorf("event %+v, error %v", e, err)
 	}

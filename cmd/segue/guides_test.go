@@ -14,13 +14,13 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestCommandsInGuides parses all commands of the documents that operators follow in a hurry.
+// TestCommandsInGuides parses all commands in the guides for operators.
 func TestCommandsInGuides(t *testing.T) {
 	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/drain.md", "../../docs/operate/deploy.md", "../../docs/operate/ipv4.md",
 		"../../docs/operate/upgrade.md", "../../docs/operate/install.md", "../../docs/operate/container.md", "../../docs/operate/incidents.md")
 }
 
-// TestConfigurationsInGuides checks the files that guides write, and that those of a guide fit together.
+// TestConfigurationsInGuides checks that the files that a guide writes are valid and fit together.
 func TestConfigurationsInGuides(t *testing.T) {
 	file := regexp.MustCompile(`(?ms)^ *cat > /etc/segue/(\S+) <<EOF\n(.*?)^ *EOF$`)
 	for _, guide := range []string{"README.md", "docs/operate/ipv4.md"} {
@@ -44,12 +44,12 @@ func TestConfigurationsInGuides(t *testing.T) {
 	}
 }
 
-// warningInText matches what segue status shows in capitals, up to the first word that is not.
+// warningInText matches the words in capitals with which a warning of segue status begins.
 var warningInText = regexp.MustCompile("`([A-Z]{2,}(?: [A-Z]{2,})+)")
 
 var messageInText = regexp.MustCompile(`msg="([^"]*)"`)
 
-// TestMessagesInIncidents looks for all log messages of the page in the source.
+// TestMessagesInIncidents looks in the source for all messages and warnings of incidents.md.
 func TestMessagesInIncidents(t *testing.T) {
 	text, err := os.ReadFile("../../docs/operate/incidents.md")
 	testhost.Must(t, err)
@@ -65,7 +65,7 @@ func TestMessagesInIncidents(t *testing.T) {
 		})
 		testhost.Must(t, err)
 	}
-	// A message may be joined of several literals.
+	// The source may join a message from several literals.
 	code := regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(source.String(), "")
 	messages := messageInText.FindAllStringSubmatch(string(text), -1)
 	messages = append(messages, warningInText.FindAllStringSubmatch(string(text), -1)...)

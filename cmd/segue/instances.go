@@ -66,8 +66,8 @@ func checkInstance(name string) error {
 	return refuseUnknown(name, found)
 }
 
-// refuseUnknown returns an error if there are instances, but none has the name. The error names
-// them.
+// refuseUnknown returns an error if there are instances, but none has the name. The error lists the
+// instances.
 func refuseUnknown(name string, found []datapath.Instance) error {
 	names := make([]string, len(found))
 	for i := range found {

@@ -61,7 +61,7 @@ func TestSeveralInstances(t *testing.T) {
 	}
 }
 
-// A mistyped name gets the names of the instances that exist.
+// TestUnknownInstance checks that the error about a mistyped name lists the instances.
 func TestUnknownInstance(t *testing.T) {
 	found := []datapath.Instance{{Name: "agent"}, {Name: "lb"}}
 	const want = `no instance "bl" on this host; there are: agent, lb`

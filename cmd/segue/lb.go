@@ -91,8 +91,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	handler := api.NewStarting(controller)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return socket.Run(ctx, handler) })
-	// A balancer with a store serves its metrics before it waits for the store. Those of the data path
-	// are added later. Without a store, scrapes are answered only when all metrics are there.
+	// A balancer with a store serves the store's metrics while it waits for the store. It adds the
+	// data path's metrics later. Without a store, it serves no metrics before it has all of them.
 	serveMetrics := sync.OnceFunc(func() { group.Go(func() error { return metrics.Run(ctx) }) })
 	if fleet != nil {
 		defer fleet.Close()
@@ -147,7 +147,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	serveMetrics()
 	group.Go(func() error {
-		// A balancer that does not run yet would make a request for a change wait.
+		// Before the balancer runs, a request for a change would have to wait.
 		select {
 		case <-b.Ready():
 			handler.Start(api.Balancer{
@@ -222,11 +222,11 @@ func (a *announced) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
 	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
-		return err // such as when the section bgp was removed: that needs a restart
+		return err // for example because the section bgp was removed, which needs a restart
 	}
-	// The data path follows the new state already. So the announcer must follow it even if the caller
-	// has gone. An error means that the process is ending, or that a peer's session cannot be opened.
-	// The announcer tries again to open the session.
+	// The data path follows the new state already. So the announcer must follow it even if the
+	// caller's context ends. An error means that the process is ending, or that a peer's session
+	// cannot be opened. The announcer tries again to open the session.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
 	if err := a.announcer.Apply(ctx, bgp.NewPlan(cfg.BGP, secrets.Passwords)); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// announcer fails, and counts the plans that it was to follow.
+// announcer fails to follow each plan, and counts the plans.
 type announcer struct{ plans int }
 
 func (a *announcer) Apply(context.Context, *bgp.Plan) error {
@@ -22,8 +22,8 @@ func (a *announcer) Apply(context.Context, *bgp.Plan) error {
 	return errors.New("no such peer")
 }
 
-// If the announcer cannot follow when the data path does, the change is made: an answer that nothing has
-// changed would be false.
+// TestAnnouncerThatCannotFollow checks that a change succeeds if the data path follows it and the
+// announcer does not. An error would say that nothing has changed, which would be false.
 func TestAnnouncerThatCannotFollow(t *testing.T) {
 	t.Parallel()
 	f, failing := &follower[*desired.Balancer]{}, &announcer{}

@@ -11,8 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestMovedCommands checks that commands of the laboratory name their new place, and that the help does
-// not list them.
+// TestMovedCommands checks that the commands that have moved to segue-lab tell this.
 func TestMovedCommands(t *testing.T) {
 	const moved = "this command has moved to the program segue-lab, of the package segue-lab; write: segue-lab "
 	clitest.ArgumentErrors(t, newRoot, map[string]string{

@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestReload reloads this process, which poses as a balancer.
+// TestReload reloads the process of the test, which takes the place of a balancer.
 func TestReload(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can write below /run/segue")
@@ -95,7 +95,7 @@ services:
 	}
 	problem.Store(nil)
 
-	// Nothing is sent to the process in these cases.
+	// In these cases the command fails before it sends a request to the process.
 	write("seed.yaml", "2")
 	refuse("seed.yaml", "node.seed: a change needs a restart")
 	write("other.yaml", "1")

@@ -30,7 +30,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// process poses as a running balancer or agent.
+// process takes the place of the process of a balancer or an agent.
 type process struct {
 	t        *testing.T
 	instance string
@@ -98,7 +98,7 @@ func runSegueWith(ctx context.Context, input string, args ...string) (output str
 	return clitest.Run(ctx, newRoot(), input, args...)
 }
 
-// versions finds the versions of desired states, which depend on the directory and the instance.
+// versions matches versions of desired states. They depend on the directory and the instance.
 var versions = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
 
 // transcript runs commands, one in each line, and compares their output with a golden file.
@@ -204,7 +204,7 @@ services:
 - {name: quic, vip: "2001:db8:80::1", port: 443, protocol: udp}
 `
 
-// startAgent starts an agent. Its services have two connections each, and none when they are drained.
+// startAgent starts an agent. A service has two connections, and none when it is drained.
 func startAgent(t *testing.T) *process {
 	t.Helper()
 	return startAgentWith(t, func(drained bool) uint32 {
@@ -215,7 +215,7 @@ func startAgent(t *testing.T) *process {
 	})
 }
 
-// startAgentWith starts an agent, and a function counts the connections of a service.
+// startAgentWith starts an agent. The function count returns the connections of each service.
 func startAgentWith(t *testing.T, count func(drained bool) uint32) *process {
 	t.Helper()
 	p, handler := agentWith(t, count)
@@ -223,7 +223,7 @@ func startAgentWith(t *testing.T, count func(drained bool) uint32) *process {
 	return p
 }
 
-// agentWith is startAgentWith for an agent that does not answer requests yet. The handler does.
+// agentWith is startAgentWith without serve: it returns the handler that answers the requests.
 func agentWith(t *testing.T, count func(drained bool) uint32) (*process, http.Handler) {
 	t.Helper()
 	p, file := newProcess(t, agentOfTest)

@@ -183,13 +183,14 @@ func readAgent(name string) (*agent.Snapshot, error) {
 // counters of an earlier snapshot.
 type snapshot[S any] interface{ RatesSince(earlier S) }
 
-// report prints one snapshot with rates, which takes an interval. With --watch it prints snapshots
-// until the context ends. The first of them has no rates, so that it appears at once.
+// report prints one snapshot with rates after the interval, or one without rates at once if the
+// interval is 0. With --watch it prints snapshots until the context ends. The first of them has no
+// rates, so that it appears at once.
 func report[S snapshot[S]](
 	ctx context.Context, out io.Writer, o statusOptions,
-	read func() (S, error), text func(io.Writer, S) error,
+	read func() (S, error), printText func(io.Writer, S) error,
 ) error {
-	show := text
+	show := printText
 	if o.asJSON {
 		show = func(out io.Writer, s S) error { return cli.PrintJSON(out, s) }
 	}
@@ -372,8 +373,8 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	return table.Flush()
 }
 
-// printIDs prints the services whose QUIC connection IDs the agent compares with the server ID, each
-// with a table of the results.
+// printIDs prints the services whose QUIC connection IDs the agent compares with the server ID. A
+// table of the results follows each service.
 func printIDs(out io.Writer, services []*agent.ServiceState) error {
 	for _, s := range services {
 		q := s.QUIC
@@ -398,7 +399,8 @@ func printIDs(out io.Writer, services []*agent.ServiceState) error {
 	return nil
 }
 
-// describeLast returns the last connection ID that was counted. An ID can have no octets.
+// describeLast returns the last connection ID that was counted: "-" if there was none, and "empty"
+// if it has no octets.
 func describeLast(ids agent.IDCount) string {
 	if ids.Packets == 0 {
 		return "-"
@@ -480,14 +482,14 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		if server.Rate != nil {
 			packets, bits = short(server.Rate.Packets), short(server.Rate.Bits)
 		}
-		placed := "-"
+		newFlows := "-"
 		if server.PlacedRate != nil {
-			placed = short(*server.PlacedRate)
+			newFlows = short(*server.PlacedRate)
 		}
 		row := []string{server.Name, server.Address, describeCondition(server), describeShare(s, server),
 			describeHop(server.NextHop)}
 		row = append(row, describeStates(server.Flows)...)
-		row = append(row, packets, bits, placed)
+		row = append(row, packets, bits, newFlows)
 		if h := server.Hunt; h != nil {
 			halfOpen := "-"
 			if h.HalfOpen != nil {
@@ -558,9 +560,9 @@ func ordersByReports(s *inspect.ServiceState) bool {
 	return s.Selection.OrdersByReports()
 }
 
-// weightless is the age, rounded to seconds, from which on a report has practically no weight. The
-// half-life of reports is at most 160 ms (docs/understand/protocol.md, "Candidates in the order of
-// reports"). So a report of 1.5 seconds, which rounds to 2 seconds, has a weight below 1/512.
+// weightless is the least age, rounded to seconds, at which a report has practically no weight. A
+// report loses half of its weight in at most 160 ms (docs/understand/protocol.md, "Candidates in
+// the order of reports"). So after 1.5 s, which rounds to 2 s, the weight is below 1/512.
 const weightless = 2 * time.Second
 
 // describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago".
@@ -622,7 +624,7 @@ func printWarnings(out io.Writer, s *inspect.ServiceState) {
 	}
 }
 
-// describeProbing says so if the agents of some servers are not probed.
+// describeProbing returns a note if some servers have an agent that the balancer does not probe.
 func describeProbing(s *inspect.ServiceState) string {
 	if slices.ContainsFunc(s.Servers, func(server *inspect.ServerState) bool { return !server.Probed }) {
 		return ", agents not probed"

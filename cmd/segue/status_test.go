@@ -123,8 +123,8 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 	return snapshot(1000, 1000), snapshot(1002, 2500)
 }
 
-// inferredService is a service that infers, with a new server, a silent one, and one that was not
-// estimated yet.
+// inferredService is a service that infers, with three servers. The second one seems slow for
+// several reasons. The third one has no estimate yet.
 func inferredService(packets uint64) *inspect.ServiceState {
 	s := &inspect.ServiceState{
 		Name: "inferred", VIP: netip.MustParseAddr("2001:db8:80::4"), Port: 80, Protocol: desired.TCP,
@@ -153,8 +153,8 @@ func inferredService(packets uint64) *inspect.ServiceState {
 	return s
 }
 
-// polledService is a service that polls, with a server that has told its load and capacity, one that
-// does not know its capacity, and one that has not answered.
+// polledService is a service that polls its servers. The first server has told its load and its
+// capacity, the second one only its load, and the third one has not answered.
 func polledService(packets uint64) *inspect.ServiceState {
 	s := inferredService(packets)
 	s.Name, s.Port, s.Placement = "polled", 81, desired.PlacementAWCMP
@@ -255,7 +255,7 @@ func TestPrintBalancer(t *testing.T) {
 	clitest.Golden(t, "status.json", &output)
 }
 
-// The line says how old the numbers of flows are, or that no sweep has counted flows yet.
+// TestDescribeFlows checks the line about flows, before and after the first sweep.
 func TestDescribeFlows(t *testing.T) {
 	for _, c := range []struct {
 		table inspect.FlowTable
@@ -361,7 +361,7 @@ func TestDescribeAttachment(t *testing.T) {
 	}
 }
 
-// Status says that the data path continues without its process only if the data path is attached.
+// TestStatusOfStopped stops the process, with and without an attached data path.
 func TestStatusOfStopped(t *testing.T) {
 	kept := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Native}
 	gone := &datapath.Attachment{}
@@ -394,7 +394,7 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// TestOnly checks --service.
+// TestOnly checks which services --service selects.
 func TestOnly(t *testing.T) {
 	services := []string{"web", "dns"}
 	same := func(name string) string { return name }
@@ -463,7 +463,7 @@ func TestDescribeReport(t *testing.T) {
 	}
 }
 
-// A condition has all causes and their reasons, and tells whether they are ignored.
+// TestConditionWithReasons checks the condition for several causes, reasons and ignored causes.
 func TestConditionWithReasons(t *testing.T) {
 	failing, refusing := inspect.ServerFailing, inspect.ServerRefusing
 	for want, s := range map[string]inspect.ServerState{
@@ -488,7 +488,7 @@ func TestConditionWithReasons(t *testing.T) {
 	}
 }
 
-// An interface that hides VLAN tags shows in the status, on both sides of a balancer and of an agent.
+// TestStatusOfHiddenTags checks that status warns of interfaces that hide VLAN tags.
 func TestStatusOfHiddenTags(t *testing.T) {
 	var out bytes.Buffer
 	printHiddenTags(&out, nil, &datapath.Attachment{})
@@ -505,7 +505,7 @@ func TestStatusOfHiddenTags(t *testing.T) {
 	}
 }
 
-// A directory of state that cannot be written shows in the status.
+// TestStatusOfUnsavedState checks that status warns if the state directory cannot be written.
 func TestStatusOfUnsavedState(t *testing.T) {
 	var out bytes.Buffer
 	printUnsaved(&out, &rundir.Configuration{Unsaved: "no space left on device"})

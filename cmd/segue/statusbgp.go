@@ -41,6 +41,14 @@ func readBGP(ctx context.Context, instance string) *bgp.State {
 	return self.BGP
 }
 
+// whyNotAnnounced has a text for each reason that is worth a warning. A drain has its own warning.
+var whyNotAnnounced = map[bgp.Reason]string{
+	bgp.NotServed: "no service of the VIP can serve",
+	bgp.Unchecked: "no server has passed a health check yet",
+	bgp.NoPeer:    "no peer takes routes of its family",
+	bgp.HeldDown:  "held down after a withdrawal",
+}
+
 // printBGP prints warnings, and then tables of the BGP sessions and routes.
 func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	if s == nil {
@@ -56,19 +64,8 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 			fmt.Fprintf(out, "ANNOUNCED TO NOBODY: %s: no peer has a session: %s\n",
 				r.Prefix, strings.Join(r.Services, ", "))
 		}
-		switch r.Reason {
-		case bgp.NotServed:
-			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no service of the VIP can serve: %s\n",
-				r.Prefix, strings.Join(r.Services, ", "))
-		case bgp.Unchecked:
-			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no server has passed a health check yet: %s\n",
-				r.Prefix, strings.Join(r.Services, ", "))
-		case bgp.NoPeer:
-			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no peer takes routes of its family: %s\n",
-				r.Prefix, strings.Join(r.Services, ", "))
-		case bgp.HeldDown:
-			fmt.Fprintf(out, "NOT ANNOUNCED: %s: held down after a withdrawal: %s\n",
-				r.Prefix, strings.Join(r.Services, ", "))
+		if why := whyNotAnnounced[r.Reason]; why != "" {
+			fmt.Fprintf(out, "NOT ANNOUNCED: %s: %s: %s\n", r.Prefix, why, strings.Join(r.Services, ", "))
 		}
 	}
 	ago := func(t time.Time) string { return wholeSeconds(now.Sub(t).Seconds()) }

@@ -38,7 +38,7 @@ func someBGP(now time.Time) *bgp.State {
 	}
 }
 
-// TestStatusOfBGP compares the output with the golden file. What is wrong comes first.
+// TestStatusOfBGP compares the output with the golden file.
 func TestStatusOfBGP(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
@@ -46,7 +46,7 @@ func TestStatusOfBGP(t *testing.T) {
 	clitest.Golden(t, "status-bgp.txt", &out)
 }
 
-// TestJSONOfBGP: the fields stand beside those of the snapshot.
+// TestJSONOfBGP checks that JSON has the field bgp beside the fields of the snapshot.
 func TestJSONOfBGP(t *testing.T) {
 	snapshot, _ := someSnapshots()
 	var out bytes.Buffer

@@ -73,7 +73,7 @@ func printUnsaved(out io.Writer, c *rundir.Configuration) {
 }
 
 // uncheckedLasts is how long status shows that the balancer's host could not make a health check.
-// While it cannot, the process records this every ten seconds.
+// The process records this failure every ten seconds while it lasts.
 const uncheckedLasts = time.Minute
 
 // printUnchecked warns if the balancer's host could not make health checks shortly before now.

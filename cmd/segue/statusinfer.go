@@ -32,7 +32,7 @@ func describeInference(s *inspect.ServiceState) string {
 	return text + ", ESTIMATES ARE " + strings.ToUpper(wholeSeconds(*s.Inference.Age)) + " OLD"
 }
 
-// oldEstimates is the age from which on estimates are marked as old. It is the longest
+// oldEstimates is the least age at which estimates are marked as old. It is the longest
 // infer.interval, so a running process makes estimates at least this often.
 const oldEstimates = 10 * time.Second
 
@@ -45,7 +45,7 @@ func estimateName(s *inspect.ServiceState) string {
 }
 
 // describeShare returns the share of a server in the buckets. A service that infers places flows by
-// loads and not by buckets. Then it returns the server's share of the flows that were placed
+// loads instead. For such a service, it returns the server's share of the flows that were placed
 // lately, or a dash if this share is unknown.
 func describeShare(s *inspect.ServiceState, server *inspect.ServerState) string {
 	switch {
@@ -86,7 +86,7 @@ func describeEstimate(i *inspect.InferredServer) string {
 	return text
 }
 
-// polls tells whether the balancer polls the servers of a service that infers for their loads.
+// polls tells whether the balancer polls the servers of s for their loads. s must infer.
 func polls(s *inspect.ServiceState) bool { return desired.Placement(s.Inference.Estimator).Polls() }
 
 // describePolled returns the load that a server told, and when, such as "7 of 64, 210ms ago".

@@ -18,10 +18,10 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// watch shows the snapshot before. After each interval it reads and shows another snapshot, with
-// rates. It returns nil when the context ends, because the user ends it by Ctrl-C.
+// watch shows a snapshot, and after each interval another one, with the rates since the last one.
+// It returns nil when the context ends, because the user ends it by Ctrl-C.
 func watch[S snapshot[S]](
-	ctx context.Context, out io.Writer, o statusOptions, before S,
+	ctx context.Context, out io.Writer, o statusOptions, last S,
 	read func() (S, error), show func(io.Writer, S) error,
 ) error {
 	for {
@@ -29,7 +29,7 @@ func watch[S snapshot[S]](
 		if !o.asJSON {
 			fmt.Fprintf(&status, "%s, every %s\n", time.Now().UTC().Format(time.RFC3339), o.interval)
 		}
-		if err := show(&status, before); err != nil {
+		if err := show(&status, last); err != nil {
 			return err
 		}
 		if err := refresh(out, status.String(), o.asJSON); err != nil {
@@ -42,13 +42,13 @@ func watch[S snapshot[S]](
 		if err != nil {
 			return err
 		}
-		now.RatesSince(before)
-		before = now
+		now.RatesSince(last)
+		last = now
 	}
 }
 
-// refresh shows a status. On a terminal, it replaces what the terminal shows. JSON, and a status
-// for something that is no terminal, follow the earlier status.
+// refresh shows a status. On a terminal, the status replaces the earlier one, unless it is JSON.
+// Elsewhere it follows the earlier one.
 func refresh(out io.Writer, status string, asJSON bool) error {
 	const clear = "\x1b[H\x1b[2J" // moves the cursor to the first cell, and erases all
 	var err error
@@ -63,7 +63,7 @@ func refresh(out io.Writer, status string, asJSON bool) error {
 	return err
 }
 
-// windowSize returns the size of a terminal's window, or nil if out is no terminal.
+// windowSize returns the size of a terminal's window, or nil if out is not a terminal.
 func windowSize(out io.Writer) *unix.Winsize {
 	file, ok := out.(*os.File)
 	if !ok {

@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 )
 
-// watched runs status --watch on the snapshots, and ends it when the last one is to follow.
+// watched returns what status --watch prints for the snapshots. It ends status after the last one.
 func watched(t *testing.T, o statusOptions, snapshots ...*inspect.Snapshot) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -36,8 +36,8 @@ func watched(t *testing.T, o statusOptions, snapshots ...*inspect.Snapshot) stri
 	return output.String()
 }
 
-// TestWatch checks that blocks follow each other without a terminal: the first one at once and
-// without rates, and the others with rates since the block before.
+// TestWatch checks that status prints a block for each snapshot if the output is not a terminal.
+// All blocks but the first have rates.
 func TestWatch(t *testing.T) {
 	before, after := someSnapshots()
 	_, later := someSnapshots()
@@ -63,7 +63,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchJSON checks that a reader of JSON gets one object after the other and nothing else.
+// TestWatchJSON checks that --json prints one object for each snapshot, and nothing else.
 func TestWatchJSON(t *testing.T) {
 	before, after := someSnapshots()
 	decoder := json.NewDecoder(strings.NewReader(watched(t, statusOptions{asJSON: true}, before, after)))

@@ -60,7 +60,7 @@ GET /v1/store.`,
 				return err
 			}
 			if asJSON {
-				return errors.Join(cli.PrintJSON(cmd.OutOrStdout(), state), following(state))
+				return errors.Join(cli.PrintJSON(cmd.OutOrStdout(), state), requireFollowing(state))
 			}
 			return printStore(cmd.OutOrStdout(), state)
 		},
@@ -86,11 +86,11 @@ func printStore(out io.Writer, s *api.Store) error {
 	for _, problem := range problemsOf(s) {
 		fmt.Fprintln(out, problem)
 	}
-	return following(s)
+	return requireFollowing(s)
 }
 
-// following returns an error unless the balancer follows the store.
-func following(s *api.Store) error {
+// requireFollowing returns an error unless the balancer follows the store.
+func requireFollowing(s *api.Store) error {
 	if s.Held != "" || !s.Reachable {
 		return errNotFollowing
 	}
@@ -173,11 +173,11 @@ func confirmable(ctx context.Context, instance string, args []string) []string {
 type storeOptions struct {
 	file    string // the configuration of a balancer
 	timeout time.Duration
-	// of import
+	// only of import
 	replace       bool
 	dryRun        bool
 	allowRemovals bool
-	// of export
+	// only of export
 	cache bool
 }
 
@@ -408,14 +408,14 @@ func storedTree(ctx context.Context, files *config.BalancerFiles) (store.Tree, e
 		return nil, err
 	}
 	defer s.Close()
-	n, err := s.Read(ctx)
+	newest, err := s.Read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the store: %w", err)
 	}
-	if err := n.Check(); err != nil {
+	if err := newest.Check(); err != nil {
 		return nil, err
 	}
-	return n.Tree(), nil
+	return newest.Tree(), nil
 }
 
 // cachedTree returns the content that the balancer on this host has followed last. It needs neither
@@ -463,8 +463,8 @@ func recordOf(s store.Status) rundir.Store {
 	return rundir.Store{Version: orNone(state.Follows), Problems: problemsOf(&state)}
 }
 
-// recordStore puts the condition of the store into the record of the process, and publishes its
-// changes as events, until the context ends.
+// recordStore puts the condition of the store into the record of the process after each change of
+// the condition, and publishes the change as events. It returns when the context ends.
 func recordStore(
 	ctx context.Context, fleet *control.Fleet, recorder *rundir.Recorder, stream *events.Stream,
 ) {

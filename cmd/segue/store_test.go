@@ -30,11 +30,11 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// storeSite has the files of an operator who fills a store.
+// storeSite has a store, and a directory with the files of an operator who fills it.
 type storeSite struct {
 	t    *testing.T
 	dir  string
-	file string // of a balancer
+	file string // the configuration file of a balancer
 	etcd *etcdtest.Server
 }
 
@@ -48,8 +48,8 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 	return s
 }
 
-// join makes a balancer a member of the fleet. The balancer had services of its own before, so it need
-// not leave the lease to others.
+// join makes a balancer a member of the fleet. It saves generations of an earlier service first, so
+// that the balancer need not leave the lease to others.
 func (s *storeSite) join(b *control.Balancer) *control.Fleet {
 	s.t.Helper()
 	former := serversets.Generations{"former": {Number: 1}}
@@ -61,7 +61,7 @@ func (s *storeSite) join(b *control.Balancer) *control.Fleet {
 
 func (s *storeSite) write(name, text string) (path string) { return writeFile(s.t, s.dir, name, text) }
 
-// services writes a file with a service that has the named servers.
+// services writes a file with a service that has the named servers. The text more follows them.
 func (s *storeSite) services(more string, servers ...string) (path string) {
 	s.t.Helper()
 	text := "services:\n- name: web\n  vip: \"2001:db8:80::1\"\n  port: 80\n  protocol: tcp\n" +
@@ -76,7 +76,7 @@ func (s *storeSite) run(args ...string) (string, error) {
 	return runSegue(s.t.Context(), append([]string{"store"}, args...)...)
 }
 
-// want runs a command whose output has all texts.
+// want runs a command that must succeed, and whose output must have all texts.
 func (s *storeSite) want(args []string, texts ...string) string {
 	s.t.Helper()
 	out, err := s.run(args...)
@@ -91,7 +91,7 @@ func (s *storeSite) want(args []string, texts ...string) string {
 	return out
 }
 
-// refuse runs a command whose error has a text.
+// refuse runs a command that must fail with an error that contains why.
 func (s *storeSite) refuse(why string, args ...string) {
 	s.t.Helper()
 	if out, err := s.run(args...); err == nil || !strings.Contains(err.Error(), why) {
@@ -99,8 +99,8 @@ func (s *storeSite) refuse(why string, args ...string) {
 	}
 }
 
-// An import fills an empty store, and replaces the services of another one within the limit. What
-// an export prints can be imported.
+// TestStoreImport imports into an empty store, and then into a store that has services. It also
+// imports the output of an export.
 func TestStoreImport(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)
@@ -133,7 +133,7 @@ func TestStoreImport(t *testing.T) {
 	}
 	out, err := runSegueWith(t.Context(), piped, "store", "import", "-c", s.file, "-", "--replace", "--dry-run")
 	if err != nil || out != "" {
-		t.Errorf("import of its export by standard input: error %v, output\n%s", err, out)
+		t.Errorf("import of the export by standard input: error %v, output\n%s", err, out)
 	}
 	_, err = runSegueWith(t.Context(), "node: {\n", "store", "export", "-c", "-")
 	if err == nil || !strings.HasPrefix(err.Error(), "standard input:2: ") {
@@ -150,7 +150,7 @@ func TestStoreImport(t *testing.T) {
 	}
 }
 
-// An error names the file or the argument, and leaves the store as it was.
+// TestStoreRefusals checks errors, which name the file or the argument. The store stays empty.
 func TestStoreRefusals(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)
@@ -173,7 +173,7 @@ func TestStoreRefusals(t *testing.T) {
 	s.refuse("no answer in time", "import", "-c", s.file, good, "--timeout", "300ms")
 }
 
-// What a balancer has kept fills a store that has lost its content.
+// TestStoreExportOfCache checks that a balancer's own file exports the same text as the store.
 func TestStoreExportOfCache(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)
@@ -201,7 +201,7 @@ func TestStoreExportOfCache(t *testing.T) {
 	}
 	testhost.Must(t, fleet.Close())
 	s.etcd.Kill()
-	// No connection is opened, so what it needs may be gone, too.
+	// The command opens no connection, so it does not need the password file.
 	alone := s.write("alone.yaml", strings.Replace(fileText(t, s.file), "etcd: {",
 		"etcd: {username: segue, password-file: /none, ", 1))
 	if got := s.want([]string{"export", "-c", alone, "--cache"}); got != want {
@@ -218,7 +218,7 @@ func fileText(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The status names each problem, the gravest first. All are failures, except for an unsaved state.
+// TestPrintStore checks the text for each problem. An unsaved state is no failure.
 func TestPrintStore(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 11, 22, 9, 12, 40, 0, time.UTC)
@@ -261,7 +261,7 @@ func TestPrintStore(t *testing.T) {
 	}
 }
 
-// Each change of the condition is one event.
+// TestPublishStore checks that each change of the store's condition is one event.
 func TestPublishStore(t *testing.T) {
 	t.Parallel()
 	up := store.Status{Reachable: true}
@@ -301,8 +301,7 @@ func (runner) Follow(
 
 func (runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) { return nil, nil }
 
-// serveFleet serves the API of a balancer that follows the store, under a name that no other process
-// has.
+// serveFleet serves the API of a balancer that follows the store.
 func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	s.t.Helper()
 	instance, c := s.serveStart()
@@ -320,7 +319,7 @@ type starting struct {
 	starting *api.Starting
 }
 
-// serveStart is serveFleet before the start of the balancer.
+// serveStart serves the API of a balancer that waits for the store, as before its start.
 func (s *storeSite) serveStart() (instance string, c *starting) {
 	s.t.Helper()
 	if os.Geteuid() != 0 {
@@ -349,7 +348,8 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 	return instance, c
 }
 
-// While a balancer waits for the store, its status tells so, and a change is refused.
+// TestStoreStatusBeforeStart checks that a balancer that waits for the store shows this in its
+// status, and refuses changes.
 func TestStoreStatusBeforeStart(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)
@@ -372,7 +372,7 @@ func TestStoreStatusBeforeStart(t *testing.T) {
 	}
 }
 
-// An operator confirms the version that the status has shown, and no other.
+// TestStoreConfirm checks that an operator can confirm only the version that the status has shown.
 func TestStoreConfirm(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)
@@ -381,7 +381,7 @@ func TestStoreConfirm(t *testing.T) {
 	on := func(args ...string) []string { return append(args, "-i", instance) }
 	testhost.Must(t, fleet.Await(t.Context(), func(now store.Status) bool { return now.Held == "" }))
 	s.want(on("status"), "-1\nleader: ")
-	// The limit of this host is another one than that of the balancer.
+	// Imports with this file have no limit for removals. The balancer has the default limit.
 	loose := s.write("loose.yaml",
 		strings.Replace(fileText(t, s.file), "store: {", "store: {max-removed-percent: 100, ", 1))
 	remove := func(servers ...string) (version string) {
@@ -405,8 +405,8 @@ func TestStoreConfirm(t *testing.T) {
 	s.want(on("confirm", seen), "follows: "+seen+"\n")
 }
 
-// Content that no balancer can follow shows in the status and in the metric, with the cure. An import
-// replaces it, also if it cannot be read.
+// TestStoreUnfit writes content that no balancer can follow. The status and the metric show this,
+// and the status names the cure. An import replaces the content.
 func TestStoreUnfit(t *testing.T) {
 	t.Parallel()
 	s := newStoreSite(t)
@@ -439,7 +439,7 @@ func TestStoreUnfit(t *testing.T) {
 		{"servers/web/s1", `7`, "key servers/web/s1: "},
 	} {
 		write(c.key, c.value)
-		// A balancer can also be held for a moment because nobody has made generations yet.
+		// Held can also say, for a moment, that nobody has made generations yet.
 		await(func(now store.Status) bool { return strings.Contains(now.Held, c.want) })
 		out, err := s.run("status", "-i", instance)
 		if !errors.Is(err, errNotFollowing) || !strings.Contains(out, c.want) ||

@@ -171,8 +171,8 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 	return flow, nil
 }
 
-// mostConnectionID is the greatest length of connection IDs in octets (RFC 9000 section 17.2).
-const mostConnectionID = 20
+// longestConnectionID is the greatest length of connection IDs in octets (RFC 9000 section 17.2).
+const longestConnectionID = 20
 
 // The lengths of headers in bytes. ipv4Header and tcpHeader are without options; timestampOption is
 // with padding.
@@ -189,10 +189,10 @@ const (
 // length.
 func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 	id, err := hex.DecodeString(o.connectionID)
-	if err != nil || len(id) > mostConnectionID {
+	if err != nil || len(id) > longestConnectionID {
 		return inspect.Packet{}, fmt.Errorf(
 			"--connection-id %q: must be an even number of hexadecimal digits, "+
-				"at most %d octets", o.connectionID, mostConnectionID)
+				"at most %d octets", o.connectionID, longestConnectionID)
 	}
 	packet := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id}
 	shortest := ipv6Header
@@ -294,7 +294,7 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	return view.Trace(packet)
 }
 
-// describeServer names a server, with the causes for which it may not answer in capitals.
+// describeServer names a server. The causes for which it may not answer follow, in capitals.
 func describeServer(s *inspect.TracedServer) string {
 	text := fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot)
 	for _, cause := range s.Causes {
@@ -359,15 +359,15 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 }
 
 // describePlacing names the candidates of a new flow, the server whose turn it is, or the server
-// with the best score. Random candidates are unknown. In this case describePlacing names the server
-// that the packet visits before the candidates, if there is one.
+// with the best score. If the candidates are random, they are unknown. Then it names only the
+// server that the packet visits before them, if there is one.
 func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
 		candidates := fmt.Sprintf("the candidates of a random bucket of %d", p.Buckets)
-		for _, before := range course {
-			candidates = fmt.Sprintf("%s (%s), then %s", before.Server, before.Function, candidates)
+		if len(course) == 0 {
+			return candidates
 		}
-		return candidates
+		return fmt.Sprintf("%s (%s), then %s", course[0].Server, course[0].Function, candidates)
 	}
 	if p.Scores != nil {
 		return describeScores(p)
@@ -384,15 +384,16 @@ func describeScores(p *inspect.TracedPlacement) string {
 	if equal := p.Scores.Equal; equal > 0 {
 		name += fmt.Sprintf(" (as low: %d others)", equal)
 	}
-	text := fmt.Sprintf(method.Choice+": %s, unless %s", len(p.Scores.Servers)+p.Scores.Others, name, method.Until)
+	choice := fmt.Sprintf(method.Choice, len(p.Scores.Servers)+p.Scores.Others)
+	text := fmt.Sprintf("%s: %s, unless %s", choice, name, method.Until)
 	if method.InRow {
 		return fmt.Sprintf("bucket %d of %d: %s", *p.Bucket, p.Buckets, text)
 	}
 	return text
 }
 
-// describeScored returns the numbers that decide how likely a server gets the flow. The expected
-// delay is not one of them if servers are chosen by weights alone.
+// describeScored returns the numbers that decide how likely a server gets the flow. It leaves out
+// the expected delay if servers are chosen by weights alone.
 func describeScored(s *inspect.ScoredServer, among desired.Among) string {
 	text := s.Server + ": "
 	if !among.Method().ByWeights {
@@ -465,8 +466,8 @@ func describePacket(t *inspect.Trace) string {
 	return fmt.Sprintf("%s -> %s, %s, %d bytes", t.Flow.Source, t.Flow.Destination, kind, t.Length)
 }
 
-// describeEntry returns what the flow table has about a flow. If the packet does not go to the
-// server of the entry, it adds why.
+// describeEntry returns the server, the state and the age of a flow's entry. If the packet does not
+// go to the server of the entry, describeEntry adds why.
 func describeEntry(e *inspect.TracedEntry) string {
 	if e == nil {
 		return "unknown flow"
@@ -498,7 +499,8 @@ func describeSegments(segments []netip.Addr) string {
 // the reason.
 func describeVerdict(t *inspect.Trace) string {
 	verdict, why, _ := strings.Cut(t.Reason, "_")
-	if verdict == "answer" && strings.HasPrefix(why, "no_") && t.Flow.Protocol == desired.TCP {
+	isRejected := verdict == "answer" && strings.HasPrefix(why, "no_") // no_service or no_server
+	if isRejected && t.Flow.Protocol == desired.TCP {
 		return t.Reason + ": DROPPED, and the client gets a TCP reset"
 	}
 	text := map[string]string{

@@ -41,14 +41,14 @@ func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOpt
 		err = printAgentTrace(out, t)
 	}
 	if err == nil && t.Socket == "" {
-		err = elsewhere(instance)
+		err = elsewhereError(instance)
 	}
 	return err
 }
 
-// elsewhere returns the error that the agent's sockets cannot be seen here. It says where to run
-// the command.
-func elsewhere(instance string) error {
+// elsewhereError finds an agent whose sockets cannot be seen in this network namespace. It returns
+// an error that says where to run the command.
+func elsewhereError(instance string) error {
 	l, err := datapath.Locate(datapath.Instance{Name: instance, Role: datapath.RoleAgent})
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func elsewhere(instance string) error {
 	return unknownHere(&l)
 }
 
-// unknownHere is elsewhere for an agent that was located.
+// unknownHere returns the error of elsewhereError for an agent that was found.
 func unknownHere(l *datapath.Located) error {
 	switch {
 	case l.Attachment == nil:
@@ -88,7 +88,7 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	for i := range t.Answers {
 		a := &t.Answers[i]
 		notLast := answerOf(t, a.Function, false)
-		// The table does not repeat an answer that is the same whether or not the segment is the last.
+		// The table has no line for the last segment if the answer is the same for other segments.
 		isRepeated := a.Last && notLast != nil && notLast.Outcome == a.Outcome && notLast.Offer == a.Offer
 		if !isRepeated && a.Function != srv6.Deliver.String() {
 			table.row(describeQuestion(a), describeAnswer(a, t.Accept))
@@ -140,7 +140,7 @@ func describeQuestion(a *agent.Answer) string {
 	return a.Function
 }
 
-// describeNext returns the way to the next server, or why there is none.
+// describeNext returns the SID of the next server, with a warning if a packet to it may be lost.
 func describeNext(n *agent.NextSegment) string {
 	if n.Problem != "" {
 		return "LOST: " + n.Problem

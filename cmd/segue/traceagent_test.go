@@ -25,8 +25,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// traceOf is an agent's trace of someFlow. The arguments determine the answer to a new connection,
-// unless the server must take it, and whether the flow is local.
+// traceOf is an agent's trace of someFlow. offer is the answer to a new connection that the server
+// may refuse. isHere tells whether the flow is local.
 func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
 	t := &agent.Trace{
@@ -57,9 +57,9 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	return t
 }
 
-// leastOf is an agent's trace of someFlow with the policy least. The offer is the answer to a new
-// connection if the server is not the last candidate, and last is the answer if it is. A capacity
-// of 0 stands for none.
+// leastOf is an agent's trace of someFlow with the policy least. The server's answer to a new
+// connection is last if the server is the last candidate, and offer otherwise. A capacity of 0
+// means that the load has no capacity.
 func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	t := traceOf(instance, offer, false)
 	t.Accept.Policy, t.Accept.Source, t.Accept.Threshold = desired.AcceptLeast, "shared-memory", nil
@@ -71,7 +71,7 @@ func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	return t
 }
 
-// drainedOf makes a trace that of a drained server.
+// drainedOf turns a trace into one of a drained server.
 func drainedOf(t *agent.Trace) *agent.Trace {
 	t.Accept.Policy, t.Accept.Load = agent.Drained, nil
 	return t
@@ -83,7 +83,7 @@ func neverOf(t *agent.Trace) *agent.Trace {
 	return t
 }
 
-// goneOf makes a trace that of a server whose host has lost the VIP.
+// goneOf turns a trace into one of a server whose host has lost the VIP.
 func goneOf(t *agent.Trace) *agent.Trace {
 	t.VIPPresent, t.Condition = false, agent.ConditionNotServed
 	return t
@@ -130,8 +130,8 @@ func huntTrace(opens bool, reason, state string, course ...inspect.TracedSegment
 	return t
 }
 
-// heldTrace is a balancer's trace of a SYN whose flow has the drained holder s9. The course alone
-// tells which servers are offered the connection: the placement is that of a flow without a holder.
+// heldTrace is a balancer's trace of a SYN whose flow has the drained holder s9. Only the course
+// tells which servers get the offer: the placement is that of a flow without a holder.
 func heldTrace(course ...inspect.TracedSegment) *inspect.Trace {
 	t := huntTrace(true, "forward_hunt", "established", course...)
 	if len(course) == 2 {
@@ -185,9 +185,9 @@ func TestUnknownHere(t *testing.T) {
 type askCase struct {
 	name     string
 	trace    *inspect.Trace
-	says     map[string]*agent.Trace // "" is the end if a server on the path is silent
+	says     map[string]*agent.Trace // servers without an item do not answer
 	receiver string
-	end      string
+	end      string // empty if a server on the path does not answer
 }
 
 var (
@@ -199,8 +199,8 @@ var (
 	}
 	// seeksCourse is the course of a packet whose entry was idle for long.
 	seeksCourse = append(recoversCourse[:2:2], segment("s2", "ack-stickiness"))
-	// heldCourse is the course of a SYN with the holder s9: more candidates follow it, in another
-	// order, than an offer without a holder has.
+	// heldCourse is the course of a SYN with the holder s9. The candidates after the holder are more,
+	// and in another order, than those of an offer without a holder.
 	heldCourse = []inspect.TracedSegment{
 		segment("s9", "steer"), segment("s1", "connect-avail"), segment("s2", "connect-avail"),
 		segment("s3", "connect-avail"),
@@ -284,8 +284,8 @@ var laterCases = []askCase{
 		"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 }
 
-// heldCases are SYNs of flows with a drained holder. Behind it are servers that compare their
-// loads.
+// heldCases are SYNs of flows with a drained holder. The packet then visits servers that compare
+// their loads.
 var heldCases = []askCase{
 	{"held by the holder", heldTrace(heldCourse...), map[string]*agent.Trace{
 		"s1": leastOf("s1", "accepted", "accepted", 1, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2),
@@ -303,7 +303,7 @@ var heldCases = []askCase{
 		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s9": traceOf("s9", "accepted", false)}, "s1", "deliver"},
 }
 
-// Servers are asked by a command. Their answers determine the path of the packet.
+// TestAskAgents asks servers by a command, and checks where the packet ends.
 func TestAskAgents(t *testing.T) {
 	for _, c := range slices.Concat(offerCases, leastCases, laterCases, heldCases) {
 		t.Run(c.name, c.check)
@@ -344,7 +344,8 @@ func (c *askCase) answers(t *testing.T) (dir string) {
 	return dir
 }
 
-// script answers with the file in dir that has the server's name, if it is asked for someFlow.
+// script returns the path of a shell script that prints the file in dir with the name of a server,
+// if its other arguments are those of a trace of someFlow.
 func script(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "ask")
@@ -353,8 +354,8 @@ func script(t *testing.T, dir string) string {
 	return path
 }
 
-// A name that is not the name of a host does not become part of a command. An invalid answer
-// counts as no answer.
+// TestAskNobody checks that only the name of a host becomes part of a command, and that an invalid
+// answer is an error.
 func TestAskNobody(t *testing.T) {
 	for _, c := range []struct{ command, server, want string }{
 		{"echo {}", "-oProxyCommand=true", `server name "-oProxyCommand=true": must be a host name`},
@@ -376,7 +377,7 @@ func TestAskNobody(t *testing.T) {
 	}
 }
 
-// If the command would be the same for all servers, no server is asked.
+// TestAskWithoutName checks that --ask needs a command with {}.
 func TestAskWithoutName(t *testing.T) {
 	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must contain {}"} {
 		_, err := runSegue(t.Context(), "trace", "--ask", ask,
@@ -387,7 +388,7 @@ func TestAskWithoutName(t *testing.T) {
 	}
 }
 
-// A server is asked for its route to the server to which it would pass the packet on.
+// TestNextOf checks to which SID a server would pass the packet on.
 func TestNextOf(t *testing.T) {
 	trace := huntTrace(true, "forward_hunt", "", segment("s2", "connect-avail"), segment("s1", "connect-avail"))
 	var segments []netip.Addr
@@ -402,12 +403,12 @@ func TestNextOf(t *testing.T) {
 	}
 	trace.Encapsulation = nil
 	if got := nextOf(trace, "s2"); got.IsValid() {
-		t.Errorf("next is %s, where nobody knows it", got)
+		t.Errorf("next is %s without segments", got)
 	}
 }
 
-// A compromised server can answer anything. Its answer cannot control the terminal, nor fill the
-// memory.
+// TestAnswersOfACompromisedServer checks that an answer can neither control the terminal nor fill
+// the memory.
 func TestAnswersOfACompromisedServer(t *testing.T) {
 	honest := agent.Trace{Client: someFlow.Source, VIP: someFlow.Destination, Service: "web"}
 	escaping := honest
@@ -439,8 +440,8 @@ func TestAnswersOfACompromisedServer(t *testing.T) {
 	}
 }
 
-// FuzzAgentAnswer reads any bytes as the answer of a server's agent. An accepted one prints without
-// characters that control a terminal.
+// FuzzAgentAnswer reads any bytes as the answer of a server's agent. If parseAnswer accepts them,
+// the output has no characters that control a terminal.
 func FuzzAgentAnswer(f *testing.F) {
 	for _, c := range slices.Concat(offerCases, leastCases) {
 		for _, trace := range c.says {
@@ -450,9 +451,9 @@ func FuzzAgentAnswer(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		var any struct{ Client, VIP netip.AddrPort }
-		_ = json.Unmarshal(answer, &any)
-		trace, err := parseAnswer(answer, dataplane.Flow{Protocol: desired.TCP, Source: any.Client, Destination: any.VIP})
+		var ends struct{ Client, VIP netip.AddrPort }
+		_ = json.Unmarshal(answer, &ends)
+		trace, err := parseAnswer(answer, dataplane.Flow{Protocol: desired.TCP, Source: ends.Client, Destination: ends.VIP})
 		if err != nil {
 			return
 		}

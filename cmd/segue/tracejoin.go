@@ -87,12 +87,12 @@ func candidatesOf(t *inspect.Trace) []inspect.TracedSegment {
 // follow determines what each server of the packet's course does with the packet, which servers the
 // packet reaches, and where it ends.
 func (j *joinedTrace) follow() {
-	back := j.offer()
+	back := j.setOffers()
 	if !strings.HasPrefix(j.Reason, "forward_") {
 		return
 	}
-	onItsWay := true // the packet has not ended before this segment
-	// Random candidates are unknown, and not part of the course. They follow its last segment.
+	onItsWay := true // no server before this segment has ended the packet's course
+	// Random candidates are unknown. The packet visits them after the last segment of its course.
 	isRandom := j.Placement != nil && j.Placement.Random
 	for i, segment := range j.Course {
 		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
@@ -108,23 +108,32 @@ func (j *joinedTrace) follow() {
 			a.Packet = a.Offer // this answer considers the place of the server, and the loads of others
 		}
 		a.Reached = onItsWay
-		if !onItsWay {
-			continue
-		}
-		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") || a.Packet.Offer == returned {
-			onItsWay = false
-		} else if next := a.Trace.Next; next != nil && next.Problem != "" {
-			onItsWay = false
-			j.End = fmt.Sprintf("lost after %s: %s", a.Server, next.Problem)
-			continue
-		}
-		if a.Packet != nil && a.Packet.Offer == returned {
-			back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
-			j.endAt(back, back.TakenBack)
-		} else if !onItsWay {
-			j.endAt(a, a.Packet)
+		if onItsWay {
+			onItsWay = j.passesOn(a, back)
 		}
 	}
+}
+
+// passesOn tells whether the packet continues to the next segment after a server that it reaches.
+// If it does not continue, passesOn notes where it ends. If the server hands a connection back,
+// back is the candidate that gets it.
+func (j *joinedTrace) passesOn(a, back *askedAgent) bool {
+	switch {
+	case a.Packet == nil:
+		return false // the end is unknown
+	case a.Packet.Offer == returned:
+		back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
+		j.endAt(back, back.TakenBack)
+		return false
+	case !strings.HasPrefix(a.Packet.Outcome, "next_"):
+		j.endAt(a, a.Packet)
+		return false
+	}
+	if next := a.Trace.Next; next != nil && next.Problem != "" {
+		j.End = fmt.Sprintf("lost after %s: %s", a.Server, next.Problem)
+		return false
+	}
+	return true
 }
 
 // endAt notes that the packet ends at a server with an answer. If the answer is nil, the end stays
@@ -143,12 +152,13 @@ func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
 	}
 }
 
-// offer determines what each candidate does with a new connection. If the last candidate hands the
-// connection back to an earlier one, offer returns the earlier one. Otherwise it returns nil.
+// setOffers determines what each candidate does with a new connection. If the last candidate hands
+// the connection back to an earlier one, setOffers returns the earlier one. Otherwise it returns
+// nil.
 //
-// An agent's trace knows neither the agent's place among the candidates nor the loads of the
-// others. So offer corrects the answers that depend on these.
-func (j *joinedTrace) offer() (back *askedAgent) {
+// An agent's trace knows neither the agent's place among the candidates nor the loads of the other
+// candidates. So setOffers corrects the answers that depend on the place or on these loads.
+func (j *joinedTrace) setOffers() (back *askedAgent) {
 	offers := candidatesOf(j.Trace)
 	for i := range offers {
 		a, isLast := &j.Agents[i], i == len(offers)-1
@@ -160,10 +170,10 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 			a.Offer = answerAt(i, a.Offer, comparesLoads(a.Trace))
 			continue
 		}
-		if !handsBack(a.Trace) {
+		if !mayHandBack(a.Trace) {
 			continue
 		}
-		earlier, loads := j.told()
+		earlier, loads := j.toldLoads()
 		decision, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
 		wouldAccept := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
 		if wouldAccept && decision == accept.Return {
@@ -174,9 +184,9 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 	return back
 }
 
-// answerAt corrects the answer of a candidate that is not the last one for its place. The agent
-// answers as if it were the first candidate, which accepts if it does not know its load. A later
-// candidate that compares loads refuses then.
+// answerAt returns the answer of a candidate at a place, counted from 0, that is not the last one.
+// answer is what the agent would do as the first candidate. The first candidate accepts if it does
+// not know its load. A later candidate that compares loads refuses in this case.
 func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
 	if place == 0 || !compares || answer.Offer != "accepted_stale" {
 		return answer
@@ -190,9 +200,9 @@ const returned = "returned"
 // candidates returns the candidates: the first of the servers that were asked.
 func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
 
-// told returns the candidates that refuse a new connection and tell the later candidates their
-// loads, and these loads.
-func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
+// toldLoads returns the candidates that refuse a new connection and tell the later candidates their
+// loads. It also returns these loads.
+func (j *joinedTrace) toldLoads() (candidates []*askedAgent, loads []accept.Load) {
 	all := j.candidates()
 	for i := range all {
 		a := &all[i]
@@ -218,10 +228,10 @@ var loadPolicies = []desired.AcceptPolicy{
 	desired.AcceptLeast, desired.AcceptStatic, desired.AcceptDynamic,
 }
 
-// handsBack tells whether the server, as the last candidate, would hand a connection back to a
-// candidate with a lower load. For a server that is drained, or on which no application listens,
-// each known load counts as lower.
-func handsBack(t *agent.Trace) bool {
+// mayHandBack tells whether the server, as the last candidate, would hand a connection back if an
+// earlier candidate had a lower load. For a server that is drained, or on which no application
+// listens, each known load counts as lower.
+func mayHandBack(t *agent.Trace) bool {
 	return comparesLoads(t) || t.Accept.Policy == agent.Drained || isDown(t)
 }
 
@@ -280,7 +290,7 @@ func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
 // describeTold lists the loads that the last candidate compares: those that earlier candidates have
 // told, and its own.
 func (j *joinedTrace) describeTold() string {
-	candidates, _ := j.told()
+	candidates, _ := j.toldLoads()
 	all := j.candidates()
 	last := &all[len(all)-1]
 	if comparesLoads(last.Trace) && !slices.Contains(candidates, last) {

@@ -115,8 +115,8 @@ func showHelp(cmd *cobra.Command, args []string) error {
 }
 
 // Program returns what the user has to type to run the program segue or segue-lab. If the user has
-// called the running program with a directory, such as bin/segue, the result has the same
-// directory. If the running program is another one, such as a test, the result is the name alone.
+// typed a directory before the name of the running program, as in bin/segue, the result has the
+// same directory. If another program runs, such as a test, the result is the name alone.
 func Program(name string) string {
 	dir, called := filepath.Split(os.Args[0])
 	if called == "segue" || called == "segue-lab" {

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestManPageQuotes checks that signs of Markdown in a description stay as they are.
+// TestManPageQuotes checks that characters of Markdown in a description appear in the man page.
 func TestManPageQuotes(t *testing.T) {
 	const long = "Describe prints *all* of _it_, such as `x`, [y], <z> and {}."
 	root := NewRoot("program", "Program of a test")

@@ -56,8 +56,8 @@ func Read() Build {
 	return describe(info)
 }
 
-// describe returns what the linker has set. What the linker has not set is that of the Go
-// toolchain.
+// describe returns the values that the linker has set. For a value that the linker has not set, it
+// takes that of the Go toolchain.
 func describe(info *debug.BuildInfo) Build {
 	b := Build{
 		Version: cmp.Or(release, info.Main.Version), Go: info.GoVersion,

@@ -6,10 +6,10 @@ package wording
 
 import "strings"
 
-// Nearest returns the name that differs least from a word, or an empty string if none is near. A
-// name is near if at most two letters are added, missing, wrong, or swapped with their neighbour; of
-// a word of up to four letters, one. A name that begins with the word is near, too, from the third
-// letter on.
+// Nearest returns the name that differs least from a word, or an empty string if no name is near.
+// A name is near if at most two edits turn the word into it. If the word has at most four letters,
+// only one edit is allowed. An edit adds, removes or replaces a letter, or swaps two neighbours. A
+// name is also near if it begins with the word, and the word has at least three letters.
 func Nearest(word string, names ...string) string {
 	const abbreviation = 3
 	allowed := 2
@@ -18,25 +18,26 @@ func Nearest(word string, names ...string) string {
 	}
 	nearest, least := "", allowed+1
 	for _, name := range names {
-		edits := least
+		edits := least // too many, unless one of the cases holds
 		switch {
 		case len(word) >= abbreviation && strings.HasPrefix(name, word):
 			edits = min(len(name)-len(word), allowed)
 		case len(word) < len(name)+least && len(name) < len(word)+least && len(name) < longest:
 			edits = distance(word, name)
 		}
-		if edits < least && edits < len(name) {
+		if edits < least && edits < len(name) { // with len(name) edits, any short word is near
 			nearest, least = name, edits
 		}
 	}
 	return nearest
 }
 
-// longest bounds the length of names, so that a distance needs no memory. No field or command is longer.
+// longest bounds the length of names, so that distance allocates no memory. All fields and commands
+// are shorter.
 const longest = 64
 
-// distance returns the number of single letters to add, remove, replace, or swap with their neighbour,
-// that make one word of another (the optimal string alignment distance).
+// distance returns the least number of edits that turn one word into another, as Nearest counts
+// them (the optimal string alignment distance).
 func distance(a, b string) int {
 	var rows [3][longest]int
 	before, last, row := &rows[0], &rows[1], &rows[2]

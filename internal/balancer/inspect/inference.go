@@ -187,11 +187,10 @@ func (v *View) describeScores(
 	scores, best := &TracedScores{Among: among}, []uint32{picked}
 	if among == desired.AmongAll || among == desired.AmongCandidates {
 		order := func(slot uint32) uint64 {
-			score := v.tables.Loads.Score(slot)
-			if slot == picked { // of several servers with the shortest delay, a core can pick any
-				score &^= dataplane.ScoreTie
+			if slot == picked { // it comes first among the servers with the shortest delay
+				return v.delayPart(slot)
 			}
-			return score
+			return v.tables.Loads.Score(slot)
 		}
 		slices.SortFunc(slots, func(a, b uint32) int { return cmp.Compare(order(a), order(b)) })
 		best = slots[:min(len(slots), mostScored)]
@@ -213,11 +212,17 @@ func (v *View) describeScores(
 // equalsOfFirst returns how many of the other servers have the delay of the first one.
 func (v *View) equalsOfFirst(slots []uint32) (equal int) {
 	for _, slot := range slots[min(1, len(slots)):] {
-		if (v.tables.Loads.Score(slot)^v.tables.Loads.Score(slots[0]))&^dataplane.ScoreTie == 0 {
+		if v.delayPart(slot) == v.delayPart(slots[0]) {
 			equal++
 		}
 	}
 	return equal
+}
+
+// delayPart returns the score of the slot's server without the bits that decide between servers of
+// equal delay.
+func (v *View) delayPart(slot uint32) uint64 {
+	return v.tables.Loads.Score(slot) &^ dataplane.ScoreTie
 }
 
 // scored returns the slots to which a flow of a bucket can be given. They are those of the bucket's

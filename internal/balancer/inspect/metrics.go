@@ -209,8 +209,8 @@ func hasHop(server *ServerState) bool {
 // collectHunt collects the metrics of a server that is offered flows.
 func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string) {
 	counter(out, offersDesc, hunt.Offered, labels...)
-	counter(out, signalsDesc, hunt.Created, append(labels[:2:2], "create")...)
-	counter(out, signalsDesc, hunt.Removed, append(labels[:2:2], "remove")...)
+	counter(out, signalsDesc, hunt.Created, with(labels, "create")...)
+	counter(out, signalsDesc, hunt.Removed, with(labels, "remove")...)
 	counter(out, resetsDesc, hunt.Resets, labels...)
 	if hunt.HalfOpen != nil {
 		gauge(out, halfOpenDesc, float64(*hunt.HalfOpen), labels...)
@@ -229,18 +229,17 @@ func collectReports(out chan<- prometheus.Metric, reports *ReportState, labels [
 		gauge(out, reportAgeDesc, *reports.Age, labels...)
 	}
 	for result, n := range reports.Counts {
-		counter(out, reportsDesc, n, append(labels[:2:2], result)...)
+		counter(out, reportsDesc, n, with(labels, result)...)
 	}
 }
 
 // collectInferred collects the metrics of a server whose load is inferred. Before the first
 // estimate, there are only the numbers of flows.
 func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []string) {
-	with := func(label string) []string { return append(labels[:2:2], label) }
-	gauge(out, countedDesc, float64(i.New), with("new")...)
-	gauge(out, countedDesc, float64(i.Established), with("established")...)
-	counter(out, placementsDesc, uint64(i.Placed), with("placed")...)
-	counter(out, placementsDesc, uint64(i.Answered), with("answered")...)
+	gauge(out, countedDesc, float64(i.New), with(labels, "new")...)
+	gauge(out, countedDesc, float64(i.Established), with(labels, "established")...)
+	counter(out, placementsDesc, uint64(i.Placed), with(labels, "placed")...)
+	counter(out, placementsDesc, uint64(i.Answered), with(labels, "answered")...)
 	e := i.Estimate
 	if e == nil {
 		return
@@ -252,9 +251,9 @@ func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []s
 			gauge(out, desc, *number, labels...)
 		}
 	}
-	gauge(out, slowdownDesc, e.SlowStart, with("slow_start")...)
-	gauge(out, slowdownDesc, e.NoAnswers, with("no_answers")...)
-	gauge(out, slowdownDesc, e.SilentFlows, with("silent_flows")...)
+	gauge(out, slowdownDesc, e.SlowStart, with(labels, "slow_start")...)
+	gauge(out, slowdownDesc, e.NoAnswers, with(labels, "no_answers")...)
+	gauge(out, slowdownDesc, e.SilentFlows, with(labels, "silent_flows")...)
 	if e.Polled != nil {
 		collectPolled(out, e.Polled, labels)
 	}
@@ -276,9 +275,12 @@ func collectFlows(out chan<- prometheus.Metric, counts dataplane.FlowCounts, lab
 		dataplane.FlowSilent:      counts.Silent,
 		dataplane.FlowClosing:     counts.Closing,
 	} {
-		gauge(out, flowsDesc, float64(count), append(labels[:2:2], state.String())...)
+		gauge(out, flowsDesc, float64(count), with(labels, state.String())...)
 	}
 }
+
+// with returns a copy of the labels with one more.
+func with(labels []string, last string) []string { return append(slices.Clone(labels), last) }
 
 func counter(out chan<- prometheus.Metric, desc *prometheus.Desc, value uint64, labels ...string) {
 	out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), labels...)

@@ -178,8 +178,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return v.SnapshotOf(func(string) bool { return true })
 }
 
-// SnapshotOf is Snapshot with the wanted services only. All that does not belong to one service is
-// of the whole instance.
+// SnapshotOf is Snapshot with the wanted services only. The rest of it describes the whole instance.
 func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	s, err := v.Brief(wanted)
 	if err != nil {
@@ -448,7 +447,7 @@ func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.S
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Slot, b.Slot))
 		})
 		service.Ignored = v.ignored(service)
-		service.Refuses = !service.TakesFlows && slices.ContainsFunc(service.Servers, isRefused)
+		service.Refuses = !service.TakesFlows && slices.ContainsFunc(service.Servers, isUnfit)
 	}
 	return nil
 }
@@ -464,12 +463,13 @@ func (v *View) serverNames(services map[string]*ServiceState) (map[uint32]datapl
 	return v.tables.ServerNames()
 }
 
-// isRefused tells whether a server would get new flows if it had no cause.
-func isRefused(server *ServerState) bool {
+// isUnfit tells whether a server has causes, and would get new flows without them.
+func isUnfit(server *ServerState) bool {
 	return len(server.Causes) > 0 && server.Condition != ServerRemoved && server.Condition != ServerDrained
 }
 
-// ignored returns the same causes as services.ignored of package balancer, but from the slots.
+// ignored returns the causes that a service ignores. It reads them from the slots. The method
+// services.ignored of package balancer returns the same causes from the state of the process.
 func (v *View) ignored(service *ServiceState) []Condition {
 	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
@@ -491,7 +491,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	return ignored
 }
 
-// server reads the state of a server. The slot has the name.
+// server reads the state of the server in a slot. The server has the name.
 func (v *View) server(
 	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface,
 	counts *dataplane.SweptCounts,

@@ -25,8 +25,8 @@ type Packet struct {
 	Length int  // bytes of layer 3: at least the headers, at most 65535
 	// Echo is TSecr of a TCP packet; nil: the packet has no timestamps.
 	Echo *uint32
-	// ConnectionID is the destination connection ID of a UDP packet that is one of QUIC with a
-	// short header. Its octets and one more belong to Length. Empty: the payload is zeros.
+	// ConnectionID is the destination connection ID of a QUIC packet with a short header. Length
+	// includes its octets and the octet before them. Without an ID, the payload is zeros.
 	ConnectionID []byte
 }
 
@@ -249,7 +249,7 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 		return err
 	}
 	all, isComplete := segmentsOf(d)
-	// isBeyond tells that the table of servers has no such slot.
+	// isBeyond tells whether the table of servers is too small for the slot of a segment's server.
 	isBeyond := func(at dataplane.DecidedSegment) bool { return !v.tables.Servers.Has(at.Server) }
 	if len(all) == 0 || slices.ContainsFunc(all, isBeyond) {
 		return nil

@@ -38,7 +38,8 @@ func Golden(t *testing.T, name string, output *bytes.Buffer) {
 	}
 }
 
-// Run runs a command in this process, with a standard input. The output is that of both streams.
+// Run runs a command in this process. input is its standard input. The result has the command's
+// standard output and standard error.
 func Run(ctx context.Context, root *cobra.Command, input string, args ...string) (output string, err error) {
 	var out bytes.Buffer
 	root.SetIn(strings.NewReader(input))
@@ -49,7 +50,8 @@ func Run(ctx context.Context, root *cobra.Command, input string, args ...string)
 	return out.String(), err
 }
 
-// ArgumentErrors checks the errors of commands, by their arguments, which are separated by spaces.
+// ArgumentErrors checks the errors of commands. The keys of the map are the arguments, which are
+// separated by spaces.
 func ArgumentErrors(t *testing.T, newRoot func() *cobra.Command, errors map[string]string) {
 	t.Helper()
 	for args, want := range errors {
@@ -60,8 +62,8 @@ func ArgumentErrors(t *testing.T, newRoot func() *cobra.Command, errors map[stri
 	}
 }
 
-// eachCommand calls do for a command and all its subcommands, except for those that parse no flags: a
-// command that has moved, and those of the library that shells call.
+// eachCommand calls do for a command and all its subcommands, except for those that parse no flags:
+// commands that have moved, and commands of the library that shells call.
 func eachCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 	if cmd.DisableFlagParsing {
 		return
@@ -99,8 +101,9 @@ var placeholders = []string{
 	"schedule", "share", "shares", "time", "version",
 }
 
-// Commands checks all commands of a program. The commands of tableless print no table, so that they need
-// no --json; the map says why. The golden file help.txt is the help of the program.
+// Commands checks all commands of a program. The keys of tableless are the commands that need no
+// --json, because they print no table. Its values tell what they print. The golden file help.txt
+// has the help of the program.
 func Commands(t *testing.T, newRoot func() *cobra.Command, tableless map[string]string) {
 	t.Run("help", func(t *testing.T) { testHelp(t, newRoot) })
 	t.Run("commands", func(t *testing.T) { testCommands(t, newRoot, tableless) })
@@ -110,7 +113,7 @@ func Commands(t *testing.T, newRoot func() *cobra.Command, tableless map[string]
 	t.Run("version", func(t *testing.T) { testVersion(t, newRoot) })
 }
 
-// testHelp checks that the help lists every command in a group, except for those about the program.
+// testHelp checks that the help lists each command in a group, except for the ungrouped ones.
 func testHelp(t *testing.T, newRoot func() *cobra.Command) {
 	root := newRoot()
 	help, err := Run(t.Context(), root, "", "--help")

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// testCommands checks each command: its help works, it refuses an unknown flag, and as a group an
-// unknown command. It has --json, unless it prints no table.
+// testCommands checks that each command has help, refuses an unknown flag and, if it groups other
+// commands, an unknown command. It must have --json, unless it prints no table.
 func testCommands(t *testing.T, newRoot func() *cobra.Command, tableless map[string]string) {
 	tableless = maps.Clone(tableless)
 	maps.Copy(tableless, withoutTable)
@@ -51,7 +51,7 @@ func testCommands(t *testing.T, newRoot func() *cobra.Command, tableless map[str
 				t.Errorf("%s zzzzzz succeeded:\n%s", name, out)
 			}
 		}
-		cmd.InheritedFlags() // also adds those of the parents
+		cmd.InheritedFlags() // makes cmd.Flag find the flags of the parents, too
 		if _, is := tableless[name]; cmd != root && is == (cmd.Flag("json") != nil) {
 			t.Errorf("%s: either it has --json, or a map of the test says why not", name)
 		}
@@ -62,9 +62,9 @@ func testCommands(t *testing.T, newRoot func() *cobra.Command, tableless map[str
 	}
 }
 
-// testFlags checks that the help of each flag names the kind of its value by one of the usual words,
-// that a letter means the same everywhere, that a file can be given only once, and that an invalid
-// value causes a clear error.
+// testFlags checks that the help of each flag names the kind of its value by a placeholder, that a
+// letter means the same everywhere, that a file can be given only once, and that an invalid value
+// causes a clear error.
 func testFlags(t *testing.T, root *cobra.Command) {
 	letters := map[string]string{}
 	eachCommand(root, func(cmd *cobra.Command) {
@@ -78,14 +78,14 @@ func testFlags(t *testing.T, root *cobra.Command) {
 				t.Errorf("%s: -%s is elsewhere --%s", name, flag.Shorthand, other)
 			}
 			letters[flag.Shorthand] = flag.Name
-			_, once := flag.Value.(*cli.FileFlag)
-			if !once && (flag.Name == "config" || flag.Name == "file" && flag.Shorthand != "") {
+			_, isOnce := flag.Value.(*cli.FileFlag)
+			if !isOnce && (flag.Name == "config" || flag.Name == "file" && flag.Shorthand != "") {
 				t.Errorf("%s can be given twice", name)
 			}
 			if flag.Name == "out" && flag.Shorthand != "o" {
 				t.Errorf("%s has no -o", name)
 			}
-			const invalid = `"?` // also as values separated by commas
+			const invalid = `"?` // not even valid as values separated by commas
 			err := cmd.ParseFlags([]string{"--" + flag.Name + "=" + invalid})
 			if err == nil {
 				return
@@ -99,8 +99,8 @@ func testFlags(t *testing.T, root *cobra.Command) {
 	})
 }
 
-// testArguments calls every command with too few and with too many arguments. The errors must not be
-// those of the library.
+// testArguments gives every command too few and too many arguments. The errors must not be those of
+// the library.
 func testArguments(t *testing.T, root *cobra.Command) {
 	refused := 0
 	eachCommand(root, func(cmd *cobra.Command) {

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Guides parses all commands of a program in documents: lines of code blocks, and code in lines.
+// Guides parses all commands of a program that documents contain, in code blocks and in sentences.
 func Guides(t *testing.T, newRoot func() *cobra.Command, guides ...string) {
 	const before = "(?m)(?:^    (?:# |\\$ )?|`|&& |-- )(?:sudo )?(?:bin/)?"
 	commandInText := regexp.MustCompile(before + "(" + newRoot().Name() + " [a-z][^`|\n]*)")
@@ -49,12 +49,12 @@ func testGuide(t *testing.T, root *cobra.Command, place string, words []string) 
 	}
 	cmd.InitDefaultHelpFlag()
 	err = cmd.ParseFlags(args)
-	// The values of a synopsis are placeholders, and prose names flags alone.
+	// The values of a synopsis are placeholders. A sentence can name a flag without its value.
 	isSynopsis := strings.Contains(place, " [-")
 	if err != nil && !isSynopsis && !strings.Contains(err.Error(), "needs an argument") {
 		t.Errorf("%s: %v", place, err)
 	}
-	// Prose also names commands alone.
+	// A sentence can name a command without its arguments.
 	isWhole := len(cmd.Flags().Args()) > 0 || strings.Contains(place, " -")
 	if strings.Contains(cmd.Use, " -c FILE") && isWhole && !cmd.Flags().Changed("config") {
 		t.Errorf("%s: lacks -c FILE", place)
