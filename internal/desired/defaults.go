@@ -80,9 +80,9 @@ func (b *Balancer) SetServiceDefaults(i int, given Given) {
 	given.defaultSlowStart(s, path)
 }
 
-// defaultSlowStart sets the slow start of a service that does not infer. While a server starts
-// slowly, several balancers may choose different servers for the same flow. So there is a slow
-// start only if servers can pass on the packets of a flow.
+// defaultSlowStart sets the slow start of a service that does not infer. During a slow start,
+// several balancers may choose different servers for the same flow. So there is a slow start only
+// if servers can pass on packets of flows that they do not have.
 func (given Given) defaultSlowStart(s *Service, path string) {
 	if s.Placement.Infers() {
 		return
@@ -164,13 +164,12 @@ func (given Given) defaultQUIC(s *Service, path string) {
 	}
 }
 
-// defaultQUICForms sets the fields of the forms of a service.
+// defaultQUICForms sets the defaults of the present and the former form of a service.
 func (given Given) defaultQUICForms(present, former *QUIC, path string) {
 	given.defaultQUICForm(present, fieldpath.Child(path, "quic"))
 	given.defaultQUICForm(former, fieldpath.Child(path, "former-quic"))
 }
 
-// defaultQUICForm sets the fields of a form, or nothing if there is no such form.
 // defaultQUICForm sets the defaults of a form of connection IDs, if there is one.
 func (given Given) defaultQUICForm(q *QUIC, path string) {
 	if q == nil {
@@ -214,7 +213,7 @@ func (given Given) defaultHealth(h *Health, path string, port Port) {
 	}
 }
 
-// defaultHTTP sets the fields of an HTTP or HTTPS check, or nothing if there is none.
+// defaultHTTP sets the defaults of an HTTP or HTTPS check, if there is one.
 func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
 	if h == nil {
 		return
