@@ -348,9 +348,8 @@ func removal(fields map[string]any) map[string]any {
 }
 
 // trimmed removes fields that change nothing from the edited overrides. An example is drained:
-// false for a server that the file does not drain. next are the files with all edited fields. The
-// result are the files without the removed fields. ok is false if there are no such fields, or if
-// they cannot be left out.
+// false for a server that the file does not drain. next has all edited fields, and the result lacks
+// the removed ones. ok is false if there are no such fields, or if they cannot be left out.
 func (d *draft[D]) trimmed(
 	next *config.Files[D],
 ) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
