@@ -73,7 +73,7 @@ func secondDocument(data []byte) int {
 			began = true
 		case isMark(line, "..."):
 			ended = began
-		case len(content) == 0 || content[0] == '#':
+		case len(content) == 0 || content[0] == '#': // an empty line or a comment
 		case content[0] == '%' && (!began || ended): // a directive, which is outside of documents
 		case ended:
 			return number

@@ -353,22 +353,21 @@ func removal(fields map[string]any) map[string]any {
 func (d *draft[D]) trimmed(
 	next *config.Files[D],
 ) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
-	var err error
-	full := slices.Clone(d.list)
+	withPatches := slices.Clone(d.list)
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
-	without := d.files // without the edited patches
-	// Without these patches, the overrides are often those from before the edits.
-	if others := d.overrides(); !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
-		without, _, err = d.files.WithOverrides(others)
-	}
-	if err != nil {
-		return nil, nil, false // the files are valid only with an edited field
+	without, others := d.files, d.overrides()
+	// Without the edited patches, the overrides are often those from before the edits.
+	if !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
+		var err error
+		if without, _, err = d.files.WithOverrides(others); err != nil {
+			return nil, nil, false // the files are valid only with an edited field
+		}
 	}
 	changed := false
 	for _, t := range d.sets {
-		set := full[d.at[t]].Set
+		set := withPatches[d.at[t]].Set
 		kept := effective(set, valueOf(without.Desired, t), valueOf(next.Desired, t))
 		changed = changed || !reflect.DeepEqual(map[string]any(set), kept)
 		d.override(t).Set = kept
@@ -376,7 +375,7 @@ func (d *draft[D]) trimmed(
 	if !changed {
 		return nil, nil, false
 	}
-	trimmed, warnings, err = d.files.WithOverrides(d.overrides())
+	trimmed, warnings, err := d.files.WithOverrides(d.overrides())
 	// A field whose own value stays the same can still change the default of another field.
 	if err != nil || !reflect.DeepEqual(trimmed.Desired, next.Desired) {
 		return nil, nil, false

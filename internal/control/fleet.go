@@ -316,9 +316,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 	switch {
 	case refusal != nil:
 		return nil, refusal
-	case errors.Is(err, ErrRemovals):
-		return nil, err
-	case errors.Is(err, store.ErrVersion):
+	case errors.Is(err, ErrRemovals), errors.Is(err, store.ErrVersion):
 		return nil, err
 	case errors.Is(err, store.ErrUnknown):
 		return nil, fmt.Errorf("%w: look with segue service list and segue server list before you repeat it", err)

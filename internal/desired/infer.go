@@ -181,8 +181,10 @@ func (r *rules) checkInfer(path string, s *Service) {
 	}
 	checkKnown(r, fieldpath.Child(at, "among"), s.Infer.Among, s.Placement.Method().Amongs...)
 	r.checkPolls(at, s)
+	if !s.FindsByColumn() {
+		return
+	}
 	switch {
-	case !s.FindsByColumn():
 	case s.Placement.Method().amongRow() == "":
 		r.failf(fieldpath.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
 			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)
