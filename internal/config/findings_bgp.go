@@ -11,8 +11,7 @@ import (
 )
 
 const (
-	// shortestHoldTime allows for a router or a balancer that is too busy to send keepalives for some
-	// seconds.
+	// shortestHoldTime lets a busy router or balancer send no keepalives for some seconds.
 	shortestHoldTime = 6 * time.Second
 	// longestHoldTime is the longest time for which a router should send packets to a dead host.
 	longestHoldTime = 30 * time.Second

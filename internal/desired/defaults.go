@@ -94,7 +94,6 @@ func (given Given) defaultSlowStart(s *Service, path string) {
 	setDefault(given, fieldpath.Child(path, "slow-start"), &s.SlowStart, &slow)
 }
 
-// defaultBGP sets the defaults of the section bgp.
 func (given Given) defaultBGP(b *BGP) {
 	if b == nil {
 		return
@@ -181,7 +180,6 @@ func (given Given) defaultQUICForm(q *QUIC, path string) {
 	setDefault(given, fieldpath.Child(path, "nonce-length"), &q.NonceLength, nonce)
 }
 
-// defaultTimeouts sets the defaults of the timeouts of flows.
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
 	newFlow, established := time.Minute, time.Hour
 	if s.Protocol == UDP {
@@ -223,7 +221,6 @@ func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
 	setDefault(given, fieldpath.Child(path, "status"), &h.Status, DefaultStatus)
 }
 
-// defaultServer sets the defaults of a server.
 func (given Given) defaultServer(s *Server, path string) {
 	one := uint32(1)
 	setDefault(given, fieldpath.Child(path, "weight"), &s.Weight, &one)
@@ -251,7 +248,6 @@ var loadIntervals = map[LoadSource]time.Duration{
 	LoadSharedMemory: 10 * time.Millisecond,
 }
 
-// defaultAgentService sets the defaults of an agent's service.
 func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	given.defaultAgentQUIC(s, path)

@@ -281,7 +281,6 @@ func (r *rules) checkName(path, name string) {
 	}
 }
 
-// checkVIP checks the VIP of a service.
 func (r *rules) checkVIP(path string, s AgentService) {
 	if !s.VIP.IsValid() {
 		r.failf(path, "required")

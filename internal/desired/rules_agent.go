@@ -121,7 +121,6 @@ func (r *rules) refuse(path string, present bool, format string, args ...any) {
 	}
 }
 
-// checkAccept checks an accept policy and its parameters.
 func (r *rules) checkAccept(path string, a Accept) {
 	checkKnown(r, fieldpath.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
 	if at := fieldpath.Child(path, "threshold"); a.Policy != AcceptStatic {

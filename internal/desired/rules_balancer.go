@@ -146,7 +146,6 @@ func (b *Balancer) signalledBy(s *Service) string {
 	return ""
 }
 
-// checkHints checks the size of the hint table.
 func (r *rules) checkHints(b *Balancer) {
 	const at, least = "node.limits.hints", 1024
 	hinted := slices.IndexFunc(b.Services, func(s Service) bool { return s.Persistence.Method().NeedsHints })

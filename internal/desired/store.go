@@ -76,7 +76,6 @@ func (given Given) defaultStore(s *Store) {
 	}
 }
 
-// checkStore checks the fields of the store.
 func (r *rules) checkStore(b *Balancer) {
 	if b.Store == nil {
 		return
