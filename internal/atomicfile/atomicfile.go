@@ -46,7 +46,7 @@ func Prepare(path string, content []byte, permissions fs.FileMode) (*Pending, er
 func prefixOf(path string) string { return "." + filepath.Base(path) + "." }
 
 // RemoveLeft removes the new contents of a file that earlier processes have neither committed nor
-// discarded, because they died. Nobody may be writing the file meanwhile.
+// discarded, because they died. No process may write the file meanwhile.
 func RemoveLeft(path string) error {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)

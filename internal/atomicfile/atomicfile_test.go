@@ -44,8 +44,8 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
-// TestLinksAreNotFollowed writes where a link to another file was planted. The link is replaced, and
-// the other file stays.
+// TestLinksAreNotFollowed writes to a path at which there is a link to another file. The link is
+// replaced, and the other file stays.
 func TestLinksAreNotFollowed(t *testing.T) {
 	directory := t.TempDir()
 	victim, path := filepath.Join(directory, "victim"), filepath.Join(directory, "file")
@@ -65,7 +65,7 @@ func TestRemoveLeft(t *testing.T) {
 	directory := t.TempDir()
 	path := filepath.Join(directory, "file")
 	testhost.Must(t, Write(path, []byte("text"), 0o644))
-	if _, err := Prepare(path, []byte("lost"), 0o644); err != nil { // and dies
+	if _, err := Prepare(path, []byte("lost"), 0o644); err != nil { // the process dies before Commit
 		t.Fatal(err)
 	}
 	stay := []string{".file", ".file.", ".file.5.old", ".file.mine", ".files.5", "file", "file.5"}

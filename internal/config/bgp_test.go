@@ -153,7 +153,7 @@ func TestCommunities(t *testing.T) {
 	}
 }
 
-// TestVIPsWithoutPeer checks the warning about VIPs that no peer would be told.
+// TestVIPsWithoutPeer checks the warning about VIPs that are announced to no peer.
 func TestVIPsWithoutPeer(t *testing.T) {
 	const families, web, usable = "families: [ipv4, ipv6]", "services[0].vip", "announce: usable"
 	const problem = "is not announced: no peer in bgp.peers has the family ipv4; for a service that is not to " +

@@ -15,8 +15,8 @@ import (
 
 // The bounds of a YAML document. A node is a key, a value, a list or a mapping. By aliases, a short
 // text can stand for a document that takes all memory. The kernel may be configured not to kill the
-// process that reads the document, so such a document must be refused. The greatest configuration
-// has 65,535 servers. A server has at most 21 nodes: an override that adds it with all fields.
+// process that reads the document, so such a document must be refused. The largest configuration
+// has 65,535 servers. An override that adds a server with all fields has 21 nodes.
 const (
 	MostBytes = 32 << 20 // of the text, and of all values with aliases expanded
 	mostNodes = 1_500_000
@@ -54,9 +54,9 @@ func loadNodes(data []byte) (*yaml.Node, *fieldpath.Error) {
 }
 
 // checkText returns an error if the parser could need too much memory or time for a text. It counts
-// the characters that separate nodes: a document has at most about twice as many nodes. It also
-// counts directives, because the parser's time grows with the square of their number. No file needs
-// more than one.
+// the characters that separate nodes, because a document has at most about two nodes for each of
+// them. It also counts directives, because the parser's time grows with the square of their number.
+// No file needs more than one.
 func checkText(data []byte) *fieldpath.Error {
 	if len(data) > MostBytes {
 		return &fieldpath.Error{Problem: fmt.Sprintf("the file has %d bytes; at most %d are read", len(data), MostBytes)}
@@ -118,14 +118,14 @@ func checkBounds(root *yaml.Node, length int) *fieldpath.Error {
 // add measures a node at a depth. It returns the depth of the deepest node in it.
 func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *fieldpath.Error) {
 	if node.Kind == yaml.AliasNode {
-		of, isKnown := b.anchors[node.Alias]
-		if isKnown && of == nil { // the alias is in the node for which it stands
+		aliased, isKnown := b.anchors[node.Alias]
+		if isKnown && aliased == nil { // the alias is in the node for which it stands
 			return 0, &fieldpath.Error{Line: node.Line, Problem: fmt.Sprintf(
 				"the alias *%s stands for a value that contains the alias", node.Value)}
 		}
-		b.total.nodes += of.nodes
-		b.total.bytes += of.bytes
-		deepest = depth + of.depth
+		b.total.nodes += aliased.nodes
+		b.total.bytes += aliased.bytes
+		deepest = depth + aliased.depth
 		return deepest, b.exceeded(node, deepest)
 	}
 	before := b.total
@@ -151,7 +151,7 @@ func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *fieldpat
 	return deepest, nil
 }
 
-// exceeded returns an error about a node if the document exceeds a bound with it.
+// exceeded returns an error about a node if the document, up to this node, exceeds a bound.
 func (b *bounds) exceeded(node *yaml.Node, depth int) *fieldpath.Error {
 	problem := ""
 	switch {

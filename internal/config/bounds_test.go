@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// doubled returns sections of which each stands for the one before several times.
+// doubled returns sections. Each section has times+1 aliases of the section before it.
 func doubled(open, element, end string, times, levels int) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "a0: &a0 %s\n", open+strings.Repeat(element+", ", times)+element+end)
@@ -20,7 +20,7 @@ func doubled(open, element, end string, times, levels int) string {
 	return s.String()
 }
 
-// chained returns sections of which each contains the one before.
+// chained returns sections. Each section contains the section before it, by an alias.
 func chained(levels int) string {
 	var s strings.Builder
 	s.WriteString("a0: &a0 {x: 1}\n")
@@ -30,7 +30,7 @@ func chained(levels int) string {
 	return s.String()
 }
 
-// merged returns mappings of which each merges the one before several times.
+// merged returns mappings. Each mapping merges the mapping before it ten times.
 func merged(levels int) string {
 	var s strings.Builder
 	s.WriteString("a0: &a0 {x: 1}\n")
@@ -47,13 +47,13 @@ func manyServers(services, servers int, server string) string {
 }
 
 // A short text cannot stand for a document that takes much memory, however it is read. A long text
-// takes memory in proportion to its length, and no more than the greatest configuration.
+// takes memory in proportion to its length, and no more than the largest configuration.
 func TestBounds(t *testing.T) {
 	const tooLarge = "the file is too large: it may have "
 	for name, c := range map[string]struct {
-		text     string
-		want     string // part of the error
-		megabyte uint64 // most that may be allocated, in total
+		text   string
+		want   string // part of the error
+		mostMB uint64 // may be allocated in total
 	}{
 		"exponential lists":   {doubled("[", "x", "]", 9, 300), "line 6: " + tooLarge, 50},
 		"exponential doubles": {doubled("[", "x", "]", 1, 400), "line 16: " + tooLarge + "207040 keys, values, lists and mappings, where an alias counts as all that it stands for", 50},
@@ -82,13 +82,13 @@ func TestBounds(t *testing.T) {
 		"long file":            {strings.Repeat("#", 32<<20+1), "the file has 33554433 bytes; at most 33554432 are read", 50},
 		"many errors":          {"node: {" + strings.Repeat("a: 1,\n", 20_000) + "}\n", "line 1000: these are the first 1000 errors", 50},
 	} {
-		t.Run(name, func(t *testing.T) { checkBounded(t, []byte(c.text), c.want, c.megabyte) })
+		t.Run(name, func(t *testing.T) { checkBounded(t, []byte(c.text), c.want, c.mostMB) })
 	}
 }
 
-// checkBounded reads a text as each kind of file, which must not allocate more than some megabytes. A
-// balancer's file causes the wanted error.
-func checkBounded(t *testing.T, text []byte, want string, megabyte uint64) {
+// checkBounded reads a text as each kind of file. Each read may allocate at most mostMB. As a
+// balancer's file, the text causes the wanted error.
+func checkBounded(t *testing.T, text []byte, want string, mostMB uint64) {
 	t.Helper()
 	for role, parse := range map[string]func([]byte) error{
 		"balancer": func(text []byte) error { _, _, err := ParseBalancer(text); return err },
@@ -103,8 +103,8 @@ func checkBounded(t *testing.T, text []byte, want string, megabyte uint64) {
 		runtime.ReadMemStats(&before)
 		err := parse(text)
 		runtime.ReadMemStats(&after)
-		if allocated := (after.TotalAlloc - before.TotalAlloc) >> 20; allocated > megabyte {
-			t.Errorf("%s: %d MB were allocated for %d bytes, want at most %d", role, allocated, len(text), megabyte)
+		if allocated := (after.TotalAlloc - before.TotalAlloc) >> 20; allocated > mostMB {
+			t.Errorf("%s: %d MB were allocated for %d bytes, want at most %d", role, allocated, len(text), mostMB)
 		}
 		if role == "balancer" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%.300s\nwant %s", fmt.Sprint(err), want)

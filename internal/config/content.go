@@ -16,9 +16,10 @@ type Content struct {
 	Overrides []desired.Override `yaml:"overrides,omitempty"`
 }
 
-// ParseContent reads the services, and the overrides if there are any, of a file for the store of a
-// balancer. The file may be a configuration file: its other sections have no effect. ParseContent
-// checks that the balancer f can follow the services. The error is of type fieldpath.Errors.
+// ParseContent reads a file with the content of a store: the services, and the overrides if there
+// are any. The file may be a configuration file: its other sections have no effect. ParseContent
+// checks that the balancer with the files f can follow the content. The error is of type
+// fieldpath.Errors.
 func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {

@@ -21,9 +21,8 @@ import (
 )
 
 // document decodes a file. It has the fields of the file with their lines, and the errors and
-// warnings found so far. Errors have the path of their field: those of decoding and those of the
-// rules that are checked afterwards. The errors of the library's own decoder name only lines and
-// types of Go.
+// warnings found so far. Each error names the path of its field. The errors of the library's own
+// decoder name only lines and types of Go.
 type document struct {
 	fields   map[string]place            // by path, without fields that are null or empty
 	lacking  map[string]bool             // the paths of sections with a field that could not be decoded
@@ -47,10 +46,10 @@ type place struct {
 // the struct must have types that the files of this package use. Fields that data does not have
 // keep their values.
 //
-// Then Decode collects the errors that rules returns. If there are no errors so far, it also
-// collects those of further: they could be consequences of other errors. If an error has no line,
-// Decode finds the line by the path. It omits errors about a field if the field, or a part of it,
-// could not be decoded. The error is of type fieldpath.Errors.
+// Then Decode collects the errors that rules returns. An error that further returns could be a
+// consequence of another error, so Decode calls further only while there are no errors. If an error
+// has no line, Decode finds the line by the path. It omits errors about a field if the field, or a
+// part of it, could not be decoded. The error is of type fieldpath.Errors.
 func Decode(data []byte, into any, rules func() fieldpath.Errors, further ...func() fieldpath.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
@@ -257,8 +256,8 @@ func (d *document) add(problem *fieldpath.Error) {
 	}
 }
 
-// Variant is a field with one of several names, each with fields of its own. The file has either
-// the name alone, or a mapping of the name to its fields.
+// Variant is a value that has one of several names. Each name can have fields of its own. The file
+// has either the name alone, or a mapping of the name to its fields.
 type Variant interface {
 	// Choose returns a pointer to the struct for the fields of a name. For an invalid name, it returns
 	// an error that lists the valid names.
@@ -382,7 +381,7 @@ func (d *document) unknownField(path string, key *yaml.Node, missing, known []st
 	}
 }
 
-// missing returns the names that are no keys of a mapping.
+// missing returns the names that are not keys of a mapping.
 func missing(names []string, mapping *yaml.Node) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return child(mapping, name) != nil })
 }
@@ -498,8 +497,8 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 	return ""
 }
 
-// setBasic is setScalar for the basic types of Go. A string gets the text as written, so names such
-// as 1 and no need no quotes.
+// setBasic is setScalar for the basic types of Go. A string gets the text as written, so a name
+// such as 1 or true needs no quotes.
 func (d *document) setBasic(path, text string, into reflect.Value) (problem string) {
 	limits, limited := d.bounds[path]
 	switch {

@@ -19,7 +19,7 @@ type animal struct {
 type dog struct {
 	legs `yaml:",inline"`
 	Name string `yaml:"name"`
-	Seen bool   // not of the file
+	Seen bool   // no field of a file
 }
 
 type legs struct {

@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// checkEncoding returns an error if a file is not text in UTF-8. A byte order mark at its beginning
-// is right. The error names the encoding and the line, which those of YAML's reader do not.
+// checkEncoding returns an error if a file is not text in UTF-8. A byte order mark is allowed. The
+// error names the encoding and the line. The errors of YAML's reader do not.
 func checkEncoding(data []byte) *fieldpath.Error {
 	at := func(i int, format string, args ...any) *fieldpath.Error {
 		return &fieldpath.Error{Line: 1 + bytes.Count(data[:i], []byte("\n")), Problem: fmt.Sprintf(format, args...)}
@@ -73,7 +73,7 @@ func secondDocument(data []byte) int {
 			began = true
 		case isMark(line, "..."):
 			ended = began
-		case len(content) == 0 || content[0] == '#':
+		case len(content) == 0 || content[0] == '#': // an empty line or a comment
 		case content[0] == '%' && (!began || ended): // a directive, which is outside of documents
 		case ended:
 			return number

@@ -169,7 +169,7 @@ func (f *Files[D]) WithOverrides(
 	merged, m := merge(f.root, overrides)
 	state, all, problems := f.read(merged, f.decoded())
 	if len(problems) > 0 {
-		state, all, problems = f.read(merged, nil) // again, because errors about reused services lack lines
+		state, all, problems = f.read(merged, nil) // again, as errors about reused services lack values
 	}
 	if len(problems) > 0 {
 		return nil, nil, m.translated(problems, merged).In(f.place).OrNil()

@@ -94,7 +94,7 @@ func (i *inspection) unlimitedStore(b *desired.Balancer) {
 	}
 }
 
-// eachService returns a rule for a balancer that applies a rule to each service.
+// eachService makes a rule for balancers of a rule for services: it calls find for each service.
 func eachService(
 	find func(i *inspection, path string, s *desired.Service),
 ) func(*inspection, *desired.Balancer) {
@@ -227,8 +227,8 @@ func (i *inspection) drainedServers(path string, s *desired.Service) {
 }
 
 // movingFlows finds services of UDP whose flows move away from drained servers by default. In
-// releases without the option on-drain, they stayed. So a file that lacks the option may expect
-// that.
+// releases without the option on-drain, the flows stayed. So an operator whose file lacks the
+// option may expect that they stay.
 func (i *inspection) movingFlows(path string, s *desired.Service) {
 	at := fieldpath.Child(path, "on-drain")
 	if s.Protocol == desired.UDP && s.OnDrain == desired.OnDrainMoveUDP && !i.has(at) {
@@ -253,7 +253,7 @@ func (i *inspection) noHealth(path string, s *desired.Service) {
 	i.findf(fieldpath.Child(path, "health"), "missing: %s; add a check", gap)
 }
 
-// slowestDetection is how long a failed server may still get connections.
+// slowestDetection is the longest time for which a failed server should still get connections.
 const slowestDetection = 10 * time.Second
 
 // slowDetection finds a service whose health checks need a long time to find a failure. In the

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// shortestHoldTime is longer than a router or a balancer is usually too busy to send keepalives.
+	// shortestHoldTime lets a busy router or balancer send no keepalives for some seconds.
 	shortestHoldTime = 6 * time.Second
-	// longestHoldTime is how long a router may send packets to a dead host.
+	// longestHoldTime is the longest time for which a router should send packets to a dead host.
 	longestHoldTime = 30 * time.Second
 	// shortestRestartTime is twice the longest time until a session returns (docs/operate/bgp.md).
 	shortestRestartTime = time.Minute
 )
 
-// eachPeer returns a rule for a balancer that applies a rule to each BGP peer.
+// eachPeer makes a rule for balancers of a rule for BGP peers: it calls find for each peer.
 func eachPeer(
 	find func(i *inspection, path string, p *desired.BGPPeer),
 ) func(*inspection, *desired.Balancer) {
@@ -103,8 +103,8 @@ func (i *inspection) harmfulCommunities(b *desired.Balancer) {
 	}
 }
 
-// uselessUsable finds services with announce: usable for which this has no effect: if all servers
-// fail their checks, the routes are withdrawn nevertheless.
+// uselessUsable finds services with announce: usable and all-failed: refuse. If all servers fail
+// their checks, the routes are withdrawn, as with announce: ready.
 func (i *inspection) uselessUsable(path string, s *desired.Service) {
 	if s.Announcement() == desired.AnnounceUsable && s.AllFailed == desired.AllFailedRefuse {
 		i.findf(fieldpath.Child(path, "bgp.announce"), "usable does not keep the route when all servers fail their "+

@@ -74,8 +74,8 @@ func (i *inspection) invalidOverrides(file string) {
 	}
 }
 
-// writable finds a file or directory that a user can change or replace. It permits root and the
-// user who checks. path is the field that names the file; it is empty for the configuration file
+// writable finds a file or directory that users other than root and the user of this process can
+// change or replace. path is the field that names the file; it is empty for the configuration file
 // itself. what says what such a user could change.
 func (i *inspection) writable(path, file, what string) {
 	if who := writers(file, trustRoot); who != "" {
@@ -83,17 +83,17 @@ func (i *inspection) writable(path, file, what string) {
 	}
 }
 
-// writableByOthers is writable that also permits the owner of the file. It is for files of the
-// process's user, who need not be root: the state directory, and files that only their owner may
-// read.
+// writableByOthers is writable, but permits the owner of the file, too. It is for files of the
+// balancer's or agent's user, who need not be root: the state directory, and files that only their
+// owner may read.
 func (i *inspection) writableByOthers(path, file, what string) {
 	if who := writers(file, trustOwner); who != "" {
 		i.findf(path, "%s, and so change %s; let only the user of the process write there", who, what)
 	}
 }
 
-// writableByAll is writable that permits each user but not all users. It is for a file that the
-// user of an application writes.
+// writableByAll finds a file that all users can change or replace. It is for a file that an
+// application writes, as any user.
 func (i *inspection) writableByAll(path, file, what string) {
 	if who := writers(file, trustSome); who != "" {
 		i.findf(path, "%s, and so change %s; let only the application write there", who, what)
@@ -109,14 +109,14 @@ const (
 type trust int
 
 const (
-	trustRoot  trust = iota // root, and the user who checks
+	trustRoot  trust = iota // root, and the user of this process
 	trustOwner              // these, and the owner of the file itself
 	trustSome               // each owner and each group: only the permissions for all users matter
 )
 
-// writers says which users can change or replace a file, and are not trusted. The permissions of
-// the file and of all directories above it matter. writers returns an empty text if there are no
-// such users, or if the file does not exist.
+// writers says which untrusted users can change or replace a file. It considers the permissions of
+// the file and of all directories above it. writers returns an empty text if there are no such
+// users, or if the file does not exist.
 func writers(file string, trusted trust) string {
 	if file == "" {
 		return ""
@@ -148,13 +148,13 @@ func writers(file string, trusted trust) string {
 	return ""
 }
 
-// writer names the users that can write to a file, and are not trusted. If isAbove is true, info is
-// that of a directory above the file, and the users are those that can replace an entry of it. In a
-// sticky directory, only the owner of an entry can replace it.
+// writer names the untrusted users that can write to a file. If isAbove is true, info is about a
+// directory above the file, and writer names the users that can replace a file in it. In a sticky
+// directory, only the owner of a file can replace it.
 func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
 	mode := info.Mode()
 	owner, ok := info.Sys().(*syscall.Stat_t)
-	sticky := isAbove && mode&fs.ModeSticky != 0 // the permissions of the directory do not suffice
+	sticky := isAbove && mode&fs.ModeSticky != 0 // write permission does not suffice
 	switch {
 	case !ok:
 		return ""

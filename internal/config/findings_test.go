@@ -53,8 +53,8 @@ type findingCase struct {
 	problem        string // part of the text
 }
 
-// checkFindings inspects a file that is strictly valid with each of the changes. It returns the rules
-// of the findings.
+// checkFindings makes each change to a file without findings, and compares the findings. It returns
+// their rules.
 func checkFindings(
 	t *testing.T, valid string, cases []findingCase,
 	inspect func(string, []byte, Host) ([]Finding, error),
@@ -96,7 +96,7 @@ func checkFindings(
 	return rules
 }
 
-// needsFiles are the rules of TestFindingsOfFiles.
+// needsFiles are the rules that only TestFindingsOfFiles checks.
 var needsFiles = []string{"writable", "key-file", "overrides"}
 
 // TestFindings checks that each rule finds what it is for, and nothing else.
@@ -114,7 +114,8 @@ func TestFindings(t *testing.T) {
 			"store.max-removed-percent", "lost its servers"},
 	}, InspectBalancer)
 	const (
-		web, old   = "health: {tcp: {}}, # web", "health: {tcp: {}}, # old"
+		tcp        = "health: {tcp: {}},"
+		web, old   = tcp + " # web", tcp + " # old"
 		s5         = `host: "2001:db8::5"`
 		first, two = "services[0]", "services[1]"
 	)
@@ -152,22 +153,22 @@ func TestFindings(t *testing.T) {
 			two + ".on-drain", "write move-udp if servers keep nothing about clients, or else keep"},
 		{"keeps on drain", "protocol: tcp, encapsulation: ipip", "protocol: udp, on-drain: keep, encapsulation: ipip",
 			"", "", ""},
-		{"no probes", web, web[:len(web)-6] + " probe: false, generations: 1,", "probe", first + ".probe", ""},
-		{"one generation", web, web[:len(web)-6] + " generations: 1,", "generations", first + ".generations",
+		{"no probes", web, tcp + " probe: false, generations: 1,", "probe", first + ".probe", ""},
+		{"one generation", web, tcp + " generations: 1,", "generations", first + ".generations",
 			"set at least 2"},
-		{"few generations", web, web[:len(web)-6] + " persistence: stateless, generations: 7,", "generations",
+		{"few generations", web, tcp + " persistence: stateless, generations: 7,", "generations",
 			first + ".generations", "outlive 6 changes"},
-		{"generations", web, web[:len(web)-6] + " persistence: stateless, generations: 8,", "", "", ""},
-		{"few buckets", web, web[:len(web)-6] + " buckets: 499,", "buckets", first + ".buckets", "from 500"},
-		{"buckets", web, web[:len(web)-6] + " buckets: 503,", "", "", ""},
-		{"turns", web, web[:len(web)-6] + " placement: round-robin, buckets: 499,", "", "", ""},
-		{"few candidates", web, web[:len(web)-6] + " candidates: 2,", "candidates", first + ".candidates", "if the 2"},
-		{"one candidate", web, web[:len(web)-6] + " placement: hunt, candidates: 1,", "candidates",
+		{"generations", web, tcp + " persistence: stateless, generations: 8,", "", "", ""},
+		{"few buckets", web, tcp + " buckets: 499,", "buckets", first + ".buckets", "from 500"},
+		{"buckets", web, tcp + " buckets: 503,", "", "", ""},
+		{"turns", web, tcp + " placement: round-robin, buckets: 499,", "", "", ""},
+		{"few candidates", web, tcp + " candidates: 2,", "candidates", first + ".candidates", "if the 2"},
+		{"one candidate", web, tcp + " placement: hunt, candidates: 1,", "candidates",
 			first + ".candidates", "cannot refuse"},
-		{"short timeout", old, old[:len(old)-6] + " timeouts: {established: 899s},", "idle-timeout",
+		{"short timeout", old, tcp + " timeouts: {established: 899s},", "idle-timeout",
 			two + ".timeouts.established", "after 14m59s"},
-		{"timeout", old, old[:len(old)-6] + " timeouts: {established: 15m},", "", "", ""},
-		{"agents", web, web[:len(web)-6] + " timeouts: {established: 5s},", "", "", ""},
+		{"timeout", old, tcp + " timeouts: {established: 15m},", "", "", ""},
+		{"agents", web, tcp + " timeouts: {established: 5s},", "", "", ""},
 		{"narrow", "encapsulation: ipip", "encapsulation: gre", "", "", ""},
 		{"narrow inside", "internal: true", "inside: eth1", "mtu", two + ".encapsulation",
 			"eth1 has an MTU of 1300, and clients behind filters for ICMP are not told; raise the MTU on the way " +
@@ -177,18 +178,18 @@ func TestFindings(t *testing.T) {
 	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  name: lb1\n  peers: [lb1, lb2]", 1),
 		[]findingCase{
 			{name: "none of peers"},
-			{"random", web, web[:len(web)-6] + " placement: hunt, selection: random,", "several-balancers",
+			{"random", web, tcp + " placement: hunt, selection: random,", "several-balancers",
 				first + ".selection", "only 4 in 5"},
-			{"turns", web, web[:len(web)-6] + " placement: round-robin, candidates: 2,", "several-balancers",
+			{"turns", web, tcp + " placement: round-robin, candidates: 2,", "several-balancers",
 				first + ".placement", "only 2 in 5"},
-			{"turns of all", web, web[:len(web)-6] + " placement: round-robin,", "", "", ""},
+			{"turns of all", web, tcp + " placement: round-robin,", "", "", ""},
 		}, InspectBalancer)...)
-	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, web[:len(web)-6]+"placement: hunt,", 1),
+	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, tcp+" placement: hunt,", 1),
 		[]findingCase{
 			{"no key", "internal: true", "inside: eth9", "signal-key", "node.signal-key", "through eth9"},
 			{"key", "internal: true", "inside: eth9\n  signal-key: /nonexistent/key", "", "", ""},
 		}, InspectBalancer)...)
-	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, web[:len(web)-6]+"persistence: stateless,", 1),
+	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, tcp+" persistence: stateless,", 1),
 		[]findingCase{
 			{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "hints", "node.limits.hints", "services[0]"},
 		}, InspectBalancer)...)
@@ -267,7 +268,8 @@ func TestRulesAreDocumented(t *testing.T) {
 	}
 }
 
-// TestWritable checks whom the permissions of files and of the directories above them trust.
+// TestWritable checks which users can change a file, by its permissions and those of the
+// directories above it.
 func TestWritable(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -332,8 +334,8 @@ func TestWritable(t *testing.T) {
 	}
 }
 
-// TestFilesOfProcess checks that what the user of the process must own is no finding, as with the units
-// of the package.
+// TestFilesOfProcess checks that there is no finding about files that the user of the process owns,
+// as with the units of the package.
 func TestFilesOfProcess(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give files away")

@@ -137,7 +137,7 @@ func manyNames(n int) string {
 	return strings.Join(names, ", ")
 }
 
-// TestInferDefaults checks what a service has that only says how it is placed.
+// TestInferDefaults checks the section infer of services that only set the placement.
 func TestInferDefaults(t *testing.T) {
 	host, err := os.Hostname()
 	testhost.Must(t, err)
@@ -168,7 +168,7 @@ services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: udp, placement
 	}
 }
 
-// TestWarningsOfSeveralBalancers checks the warnings about what several balancers lose.
+// TestWarningsOfSeveralBalancers checks the warnings about services that several balancers have.
 func TestWarningsOfSeveralBalancers(t *testing.T) {
 	const (
 		peers   = "[lb1, lb2]"

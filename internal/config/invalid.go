@@ -45,8 +45,8 @@ func asProblems(err error, file string) fieldpath.Errors {
 
 // WithValid returns the files with those overrides that are valid together. The others are in
 // Invalid, in the order of their lines. If an override sets a field with an error, WithValid leaves
-// out this override. For an error in another field, it leaves out an override, or all overrides of
-// a service, without which the error is gone.
+// out this override. For an error in another field, it leaves out the one override that causes the
+// error, or else all overrides of the service that cause it together.
 func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings fieldpath.Errors) {
 	var invalid []desired.InvalidOverride
 	for {
@@ -78,12 +78,14 @@ func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], w
 // error. Each try reads all services, and a start must not take minutes.
 const mostTried = 100
 
-// suspects returns the overrides to leave out because of errors in fields that no override sets. The
-// result has the index of each override, and the errors that it causes, with its line.
+// suspects returns the overrides to leave out because of errors in fields that no override sets.
+// The result has the index of each override, and the errors that it causes, with the override's
+// line.
 //
-// Overrides of a service and of its servers may be valid only together. So suspects first finds a
-// service without whose overrides an error is gone. Then it looks for a single override of the
-// service that causes an error. If there is none, it returns all overrides of the service.
+// Overrides of a service and of its servers may be valid only together. So suspects first leaves
+// out all overrides of one service after the other, until there are fewer errors. Then it leaves
+// out each single override of the service that it has found. If that helps in no case, it returns
+// all overrides of the service.
 func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Errors) map[int]fieldpath.Errors {
 	named := map[string]bool{} // services and servers that an error names
 	for _, problem := range problems {
@@ -99,24 +101,25 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	slices.SortStableFunc(all, func(a, b int) int {
 		return cmp.Compare(rank(&overrides[a], named), rank(&overrides[b], named))
 	})
-	out, caused := f.firstCause(overrides, problems, byService(overrides, all))
-	if len(caused) == 0 {
-		out, caused = all[:1], problems // such as a limit that several overrides exceed
+	group, caused := f.firstCause(overrides, problems, byService(overrides, all))
+	if len(caused) == 0 { // several services cause the error, for example if they exceed a limit
+		group, caused = all[:1], problems
 	}
-	singly := slices.Collect(slices.Chunk(out[:min(len(out), mostTried)], 1))
-	if one, by := f.firstCause(overrides, problems, singly); len(by) > 0 {
-		out, caused = one, by
+	singles := slices.Collect(slices.Chunk(group[:min(len(group), mostTried)], 1))
+	if single, causedByIt := f.firstCause(overrides, problems, singles); len(causedByIt) > 0 {
+		group, caused = single, causedByIt
 	}
 	wrong := map[int]fieldpath.Errors{}
-	for _, i := range out {
+	for _, i := range group {
 		wrong[i] = caused.AtLine(overrides[i].Line)
 	}
 	return wrong
 }
 
-// rank returns how likely an override causes the errors: 0 for the likeliest. Services conflict
-// with each other, so an override of a service that no error names is the next likely. A server
-// conflicts only with servers of its own service.
+// rank orders overrides by how likely they cause the errors, the likeliest first:
+//   - 0: an error names the target of the override
+//   - 1: the target is another service, which can conflict with the services that errors name
+//   - 2: the target is another server, which can conflict only with servers of its own service
 func rank(o *desired.Override, named map[string]bool) int {
 	switch {
 	case named[o.Target()]:

@@ -123,9 +123,9 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 	return with(service, "servers", merged)
 }
 
-// exists tells whether an override has a target. Either this override adds the target, or the file
-// or the override that adds the service has it. The target of a server's override also needs the
-// service: the file has the service or another override adds it, and no override removes it.
+// exists tells whether the target of an override exists. A service exists if the file has it, or if
+// this override adds it. A server exists if its service exists, no override removes the service,
+// and one of these has the server: the file, the override that adds the service, or this override.
 func (m *merger) exists(o *desired.Override) bool {
 	s := m.services[o.Service]
 	if s.own >= 0 && m.overrides[s.own].Remove && o.Server != "" {
@@ -149,8 +149,8 @@ func (m *merger) inFile(o *desired.Override) bool {
 }
 
 // inForce returns the overrides that have an effect. It warns about each override whose target does
-// not exist, and about each that adds what the file has. The latter has an effect only if it also
-// has a patch.
+// not exist, and about each that adds what the file has. An override that adds what the file has
+// takes effect only if it also has a patch.
 func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Errors) {
 	warn := func(o *desired.Override, format string, args ...any) {
 		problem := fmt.Sprintf(format, args...)
@@ -228,8 +228,8 @@ func (m *merger) placeOf(path string, services []*yaml.Node) *mergedPlace {
 	if i, below := indexed(rest, "servers"); i >= 0 && i < len(servers) {
 		at.target.Server, at.rest = nameOf(servers[i]), below
 		if overrides != nil {
-			if of, ok := overrides.servers[at.target.Server]; ok {
-				at.override = of
+			if ofServer, ok := overrides.servers[at.target.Server]; ok {
+				at.override = ofServer
 			}
 		}
 	}
@@ -280,14 +280,14 @@ func with(mapping *yaml.Node, name string, value *yaml.Node) *yaml.Node {
 	changed.Content = nil
 	found := false
 	for i := 0; i < len(mapping.Content); i += 2 {
-		key, was := mapping.Content[i], mapping.Content[i+1]
+		key, field := mapping.Content[i], mapping.Content[i+1]
 		if key.Value == name {
 			if found || value == nil { // a field that is given twice occurs once in the result
 				continue
 			}
-			was, found = value, true
+			field, found = value, true
 		}
-		changed.Content = append(changed.Content, key, was)
+		changed.Content = append(changed.Content, key, field)
 	}
 	if !found && value != nil {
 		changed.Content = append(changed.Content, scalar(name), value)
@@ -308,7 +308,7 @@ func child(mapping *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// elements returns the elements of a list, or nothing.
+// elements returns the elements of a list, or nothing if the node is not a list.
 func elements(list *yaml.Node) []*yaml.Node {
 	if list = resolved(list); list == nil || list.Kind != yaml.SequenceNode {
 		return nil

@@ -53,7 +53,7 @@ func randomFile(r *rand.Rand) string {
 }
 
 // The overrides that make a balancer follow another file give exactly the services of that file,
-// also after they were written and read.
+// before and after they are written and read.
 func TestFollowingFile(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -84,7 +84,7 @@ func TestFollowingFile(t *testing.T) {
 	}
 }
 
-// requireServices compares services and servers by name: additions come last.
+// requireServices compares services and servers by name, because added ones come last.
 func requireServices(t *testing.T, got, want *desired.Balancer) {
 	t.Helper()
 	byName := func(b *desired.Balancer) map[string]any {
@@ -180,7 +180,8 @@ func TestOverridesBesideAStore(t *testing.T) {
 	}
 }
 
-// What an override leaves as it is need not be decoded again. The result is the same as if all were.
+// Services and servers without a change are not decoded again. The result is the same as if they
+// were.
 func TestOverridesReuseTheRest(t *testing.T) {
 	const text = `
 node: {interface: eth0, locator: "fd00:6c:0:1::/64", addresses: [192.0.2.9, "2001:db8::9"]}

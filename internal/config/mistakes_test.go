@@ -72,8 +72,8 @@ func TestMistakesInYAML(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreNoConfiguration has files that are not one YAML document in UTF-8, or that use what the
-// reader does not take. There is one error, which says what it is, with its line.
+// TestFilesThatAreNoConfiguration has files that are not one YAML document in UTF-8, or that have
+// YAML that is not supported. Each causes one error with its line.
 func TestFilesThatAreNoConfiguration(t *testing.T) {
 	in := func(from, to string) string {
 		if !strings.Contains(validBalancer, from) {
@@ -148,8 +148,8 @@ func TestFilesThatAreNoConfiguration(t *testing.T) {
 	}
 }
 
-// TestMistypedFields has fields whose names are nearly right. There is one error: those about the field that
-// seems to be missing would be consequences. There is also one error about a merge key.
+// TestMistypedFields has fields whose names are nearly right, and a merge key. Each causes only one
+// error: an error about the missing field would be a consequence.
 func TestMistypedFields(t *testing.T) {
 	const merge = "merge keys are not read: write the fields out, or use an alias for a whole value"
 	for _, test := range []struct{ from, to, want string }{
@@ -180,7 +180,7 @@ func TestMistypedFields(t *testing.T) {
 			t.Errorf("%s: %v, want %s", test.to, err, test.want)
 		}
 	}
-	// A field that is also present is not meant.
+	// If the file has the correct field, too, the error does not suggest it.
 	_, _, err := ParseBalancer([]byte(strings.Replace(validBalancer, "port: 80", "port: 80\n    Port: 81", 1)))
 	if got := fmt.Sprint(err); !strings.Contains(got, "Port: unknown field; must be one of: name, vip, port, ") {
 		t.Errorf("both fields: %v", err)

@@ -66,8 +66,8 @@ func ParseBalancer(data []byte) (*desired.Balancer, fieldpath.Errors, error) {
 
 // balancerOf reads a balancer's document. If there are errors, the result is what could be decoded.
 //
-// It reuses the services and servers in before, if before is not nil. Errors about these have no
-// lines and no values, and there are no warnings about them.
+// It reuses the services and servers in before, if before is not nil. An error or warning about a
+// reused one has neither the value nor the line of its field.
 func balancerOf(
 	root *yaml.Node, before *decoded,
 ) (b *desired.Balancer, warnings, problems fieldpath.Errors) {
@@ -141,11 +141,10 @@ const (
 	TopologyFile // of a lab
 )
 
-// KindOf guesses what a file describes. A file without the field node that has one of
-// TopologyFields is the topology of a lab. Another file is a balancer's or an agent's: its fields
-// fit one of them better. If they fit both equally, it is an agent's. A mistyped field counts as
-// the field that was probably meant. The error is of type fieldpath.Errors: the file is not a YAML
-// document.
+// KindOf guesses what a file describes. A file that has one of TopologyFields, and not the field
+// node, is the topology of a lab. Every other file is of the role that its fields fit better, or an
+// agent's if they fit both roles equally. A mistyped field counts as the field that was probably
+// meant. The error is of type fieldpath.Errors: the file is not a YAML document.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {

@@ -126,8 +126,8 @@ services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement
 	}
 }
 
-// TestBucketsByPersistence checks that the default number of buckets fits with each default number of
-// candidates.
+// TestBucketsByPersistence checks that the default number of buckets fits with each default number
+// of candidates.
 func TestBucketsByPersistence(t *testing.T) {
 	for service, want := range map[string]int{
 		"placement: hash, persistence: stateless":                65537,
@@ -214,8 +214,8 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp, load: {` + sou
 	}
 }
 
-// TestErrors checks what the mutations of single rules do not: lines, values, the order, and that
-// a field that cannot be read causes only one error.
+// TestErrors checks the lines, the values and the order of errors. A field that cannot be decoded
+// causes only one error.
 func TestErrors(t *testing.T) {
 	tests := []struct {
 		name, file, want string

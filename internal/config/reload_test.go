@@ -62,6 +62,7 @@ metrics.listen ":9189": a change from "" needs a restart`},
 	}
 }
 
+// mustParse reads a file in which from is replaced by to.
 func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, fieldpath.Errors, error)) *T {
 	t.Helper()
 	config, _, err := parse([]byte(strings.Replace(file, from, to, 1)))

@@ -41,10 +41,11 @@ func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool 
 	case *desired.Service:
 		d.servers = nil
 		before, ok := d.before.services[nameOf(node)]
-		if ok && before.node != node {
+		switch {
+		case !ok:
+			return false
+		case before.node != node:
 			d.servers = before.serversFor(resolved(node))
-		}
-		if !ok || before.node != node {
 			return false
 		}
 		*into = *before.service

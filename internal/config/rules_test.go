@@ -83,7 +83,8 @@ type problem struct {
 	Path, Problem string
 }
 
-// mutation replaces a text that occurs exactly once in the valid file.
+// mutation replaces a text that occurs exactly once in the valid file. This causes the problems
+// want.
 type mutation struct {
 	name     string
 	from, to string

@@ -190,17 +190,17 @@ func (c *comparison) keys(b, a *Side) {
 		return // the path is the same on two hosts: only one of the files can be here
 	}
 	keys, err := ReadSignalKeys(file)
-	of := b
+	lastRead := b
 	var others desired.SignalKeys
 	if err == nil {
 		others, err = ReadSignalKeys(other)
-		of = a
+		lastRead = a
 	}
 	var problem *fieldpath.Error
 	switch {
 	case errors.As(err, &problem):
 		if problem.Problem != unix.ENOENT.Error() {
-			c.warn(of, path, "the keys of both sides were not compared: %s", problem.Problem)
+			c.warn(lastRead, path, "the keys of both sides were not compared: %s", problem.Problem)
 		}
 	// A node signs by its first key, so the other node must have this key.
 	case !slices.Contains(keys, others[0]):
@@ -241,6 +241,7 @@ func (c *comparison) service(
 	}
 }
 
+// text is a string that is a fmt.Stringer.
 type text string
 
 func (t text) String() string { return string(t) }

@@ -46,7 +46,7 @@ func ReadSignalKeys(file string) (desired.SignalKeys, error) {
 // bytes, it reads one more than that, so that the caller notices. The error does not contain the
 // name of the file.
 func readSecret(file string, longest int) (string, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // to open a FIFO would block otherwise
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // without it, to open a FIFO blocks
 	if system, ok := errors.AsType[*fs.PathError](err); ok {
 		return "", system.Err
 	}

@@ -65,8 +65,7 @@ func TestReadSignalKeys(t *testing.T) {
 	checkKeys(t, fifo, nil, "must be a regular file, is p---------")
 }
 
-// checkKeys compares the keys. If the error is expected, it must be of the field and name the
-// file.
+// checkKeys compares the keys. If an error is expected, it must name the field and the file.
 func checkKeys(t *testing.T, file string, want desired.SignalKeys, problem string) {
 	t.Helper()
 	keys, err := ReadSignalKeys(file)

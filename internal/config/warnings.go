@@ -90,8 +90,7 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 // infer.among is candidates, other balancers find the flow. Then the service probably has several
 // balancers, so their names must not be missing.
 func (d *document) warnOfPeers(b *desired.Balancer) {
-	i := slices.IndexFunc(b.Services, func(s desired.Service) bool { return s.HasTerritories() })
-	if i < 0 {
+	if !slices.ContainsFunc(b.Services, func(s desired.Service) bool { return s.HasTerritories() }) {
 		return
 	}
 	peers := b.Node.Peers
@@ -99,7 +98,7 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 		d.warnf("node.peers", "does not include node.name, %q: unless the other balancers have it in their "+
 			"lists, they have other ideas of whose server is whose", b.Node.Name)
 	}
-	i = slices.IndexFunc(b.Services, func(s desired.Service) bool {
+	i := slices.IndexFunc(b.Services, func(s desired.Service) bool {
 		return s.HasTerritories() && s.Infer.Among == desired.AmongCandidates
 	})
 	if len(peers) == 0 && i >= 0 {

@@ -67,7 +67,7 @@ func TestUnknownClocks(t *testing.T) {
 	})
 }
 
-// TestForgedQuestions checks the warning about agents that answer functions about connections of
+// TestForgedQuestions checks the warning about agents that take functions about connections from
 // any sender.
 func TestForgedQuestions(t *testing.T) {
 	const node = `{interface: eth0, locator: "fd00:5:0:1::/64"`
@@ -120,7 +120,7 @@ func TestUnconfirmedEnds(t *testing.T) {
 	})
 }
 
-// TestNoTaker checks the warning about services that drop every new connection.
+// TestNoTaker checks the warning about services without a server for new connections.
 func TestNoTaker(t *testing.T) {
 	const (
 		first = `{name: s1, locator: "fd00:5:0:1::/64"}]}
@@ -142,7 +142,7 @@ func TestNoTaker(t *testing.T) {
 	})
 }
 
-// checkWarnings reads a file that is valid with each of the mutations.
+// checkWarnings makes each mutation to a file, which stays valid, and compares the warnings.
 func checkWarnings[T any](
 	t *testing.T, valid string, parse func([]byte) (T, fieldpath.Errors, error), mutations []mutation,
 ) {

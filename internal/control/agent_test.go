@@ -120,7 +120,7 @@ services:
 	}
 }
 
-// A file makes a drained service one that does not hunt. The drain ends, with a warning.
+// If a file changes a drained service so that it does not hunt, the drain ends, with a warning.
 func TestApplyFileEndsDrain(t *testing.T) {
 	s := newAgentSite(t)
 	s.change(drain("", true), Edit{Service: "tls", Set: desired.Fields{"drained": true}})
@@ -140,7 +140,7 @@ services:
 	}
 }
 
-// The limit of a file is about the services of an agent.
+// For an agent, the limit of a file counts services.
 func TestApplyFileLimitOfAgent(t *testing.T) {
 	s := newAgentSite(t)
 	list := func(names ...string) []byte {

@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// BenchmarkDrain drains a server of a balancer with few and many services of 50 servers, and ends
-// that. The balancer itself does nothing.
+// BenchmarkDrain drains and undrains a server of a balancer, which has few or many services of 50
+// servers. The balancer has no data path.
 func BenchmarkDrain(b *testing.B) {
 	for _, services := range []int{1, 100} {
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
@@ -62,7 +62,7 @@ func manyEdits(n int) (edits []Edit) {
 	return edits
 }
 
-// The most edits that a request can have end at the state that their order says.
+// As many edits as a request can have are made in their order.
 func TestManyEdits(t *testing.T) {
 	edits := manyEdits(100_000)
 	d := newDraft(newSite(t).inForce)

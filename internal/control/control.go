@@ -135,7 +135,7 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8]) // 64 bits suffice to tell versions apart
 }
 
-// storedBy returns the overrides for the file of overrides: also those that are invalid.
+// storedBy returns the overrides that belong in the file of overrides, with the invalid ones.
 func storedBy[D config.State[D]](f *config.Files[D]) []desired.Override {
 	all := slices.Clone(f.Overrides)
 	for _, o := range f.Invalid {

@@ -101,7 +101,7 @@ func testChange[D config.State[D]](t *testing.T, u subject[D], kind string) {
 	}
 }
 
-// A change warns about what follows from it.
+// The result of a change has the warnings about the new state.
 func TestWarningsOfChange(t *testing.T) {
 	result := newSite(t).change(drain("s1", true))
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0].Error(), "gets no new connections") {
@@ -205,8 +205,8 @@ func testRefusedChange[D config.State[D]](t *testing.T, u subject[D]) {
 	})
 }
 
-// A reload that fails keeps the files of before for the next change. A start with an invalid
-// configuration file fails, and a start with an invalid file of overrides goes without them.
+// After a reload that fails, the next change begins with the earlier files. A start with an invalid
+// configuration file fails. A start with an invalid file of overrides leaves the overrides out.
 func TestReloadFails(t *testing.T) {
 	t.Run("balancer", func(t *testing.T) {
 		testReloadFails(t, server, func(file string) error { _, _, err := LoadBalancer(file); return err })
@@ -266,8 +266,8 @@ func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(f
 	s.requireOverrides(fmt.Sprintf("[%s (drained)]", u.name), 0)
 }
 
-// A change of the configuration file makes an override invalid. A reload refuses that. A start leaves
-// the override out, and keeps it in its file until it is edited or reset.
+// A change of the configuration file makes an override invalid. A reload refuses that. A start
+// leaves the override out, and keeps it in its file until it is edited or reset.
 func TestInvalidOverrides(t *testing.T) {
 	s := newSite(t)
 	s.change(set("s1", desired.Fields{"address": "2001:db8:1::9"}), drain("s2", false))
@@ -310,8 +310,8 @@ func TestInvalidOverrides(t *testing.T) {
 	s.requireOverrides("[]", 0)
 }
 
-// An edit is refused if the next start or reload would not follow it, because of an override that is
-// left out.
+// An edit is refused if the next start or reload would not follow it, because of an override that
+// is left out.
 func TestEditBesidesInvalidOverride(t *testing.T) {
 	const because = ": the next start or reload would not follow this change, because of the override that " +
 		"is left out (%s): reset it first"

@@ -62,7 +62,7 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	}
 	next, warnings, err := files.WithOverrides(d.overrides())
 	if err != nil {
-		return nil, nil, asEdited(err, edits)
+		return nil, nil, withoutPlaces(err, edits)
 	}
 	if trimmed, w, ok := d.trimmed(next); ok {
 		next, warnings = trimmed, w
@@ -75,33 +75,32 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	return next, append(gone, warnings...), nil
 }
 
-// asEdited removes the file and the line from errors about edited overrides. The caller has sent
-// edits, and has not written the file of overrides.
-func asEdited(err error, edits []Edit) error {
+// withoutPlaces removes the file and the line from errors about edited overrides. These overrides
+// come from the edits, and not from the file of overrides.
+func withoutPlaces(err error, edits []Edit) error {
 	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
 		return err
 	}
 	problems = slices.Clone(problems)
 	for i, problem := range problems {
-		of, _, _ := strings.Cut(problem.Path, ".") // the path begins with the override's target
-		if slices.ContainsFunc(edits, func(e Edit) bool {
-			return target{e.Service, e.Server}.String() == of
-		}) {
-			own := *problem
-			own.File, own.Line = "", 0
-			problems[i] = &own
+		overridden, _, _ := strings.Cut(problem.Path, ".") // the path begins with the override's target
+		changesIt := func(e Edit) bool { return target{e.Service, e.Server}.String() == overridden }
+		if slices.ContainsFunc(edits, changesIt) {
+			withoutPlace := *problem
+			withoutPlace.File, withoutPlace.Line = "", 0
+			problems[i] = &withoutPlace
 		}
 	}
 	return problems
 }
 
 // isEdited tells whether an edit replaces an invalid override. An edit replaces the override of its
-// target. A reset or removal of a service also replaces those of its servers.
+// target. A reset or removal of a service also replaces the overrides of its servers.
 func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	return slices.ContainsFunc(edits, func(e Edit) bool {
-		takesServers := e.Server == "" && (e.Reset || e.Remove)
-		return e.Service == o.Service && (e.Server == o.Server || takesServers)
+		replacesServers := e.Server == "" && (e.Reset || e.Remove)
+		return e.Service == o.Service && (e.Server == o.Server || replacesServers)
 	})
 }
 
@@ -146,7 +145,8 @@ func validate(edits []Edit) (problems fieldpath.Errors) {
 			problems.Addf(at, "must have exactly one of add, set, remove and reset")
 			continue
 		}
-		// An override cannot say reset. A removal has the same form.
+		// An override has no field for a reset. A reset is checked as a removal, which needs the same
+		// fields.
 		o := desired.Override{
 			Service: e.Service, Server: e.Server, Add: e.Add, Set: e.Set, Remove: e.Remove || e.Reset,
 		}
@@ -246,7 +246,7 @@ func (d *draft[D]) edit(e Edit) error {
 		return fmt.Errorf("%s: %w", t, ErrNotFound)
 	case e.Remove:
 		d.reset(t)
-		if d.has(t) { // otherwise only its own override had added it, which is gone
+		if d.has(t) { // otherwise only its override had added it, and reset has removed this override
 			d.override(t).Remove = true
 		}
 		return nil
@@ -257,7 +257,7 @@ func (d *draft[D]) edit(e Edit) error {
 	} else {
 		o.Set = mergePatches(d.written(t), o.Set, e.Set)
 	}
-	o.Line = 0 // it is no longer what the file of overrides has
+	o.Line = 0 // the override differs now from the one in the file of overrides
 	d.sets = append(d.sets, t)
 	return nil
 }
@@ -270,7 +270,7 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 		return fmt.Errorf("%s: %w", t, ErrExists)
 	case t.server != "" && !d.exists(service):
 		return fmt.Errorf("%s: %w", service, ErrNotFound)
-	case d.has(t): // and does not exist, so an override removes it
+	case d.has(t): // an override removes it, because it does not exist
 		return fmt.Errorf("%s: %w in the configuration file, and is removed by an override: reset it",
 			t, ErrExists)
 	}
@@ -282,7 +282,7 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 	return nil
 }
 
-// reset removes the override of a target. For a service, it also removes those of its servers.
+// reset removes the override of a target. For a service, it also removes its servers' overrides.
 func (d *draft[D]) reset(t target) {
 	if t.server == "" {
 		for _, i := range d.of[t.service] {
@@ -293,7 +293,7 @@ func (d *draft[D]) reset(t target) {
 	}
 }
 
-// clear makes the override i empty. overrides leaves empty ones out.
+// clear makes the override i empty, so that overrides leaves it out.
 func (d *draft[D]) clear(i int) {
 	o := &d.list[i]
 	for t := range d.serversOf(o) {
@@ -347,28 +347,27 @@ func removal(fields map[string]any) map[string]any {
 	return patch
 }
 
-// trimmed returns the files next without the fields in edited overrides that change nothing. An
-// example is drained: false for a server that the file does not drain. ok is false if there are no
-// such fields, or if they cannot be left out.
+// trimmed removes fields that change nothing from the edited overrides. An example is drained:
+// false for a server that the file does not drain. next has all edited fields, and the result lacks
+// the removed ones. ok is false if there are no such fields, or if they cannot be left out.
 func (d *draft[D]) trimmed(
 	next *config.Files[D],
 ) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
-	var err error
-	full := slices.Clone(d.list)
+	withPatches := slices.Clone(d.list)
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
-	without := d.files // what the files say without the edited patches
-	// If the edited targets had no overrides before, these are the files as they were.
-	if others := d.overrides(); !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
-		without, _, err = d.files.WithOverrides(others)
-	}
-	if err != nil {
-		return nil, nil, false // the file is valid only with an edited field
+	without, others := d.files, d.overrides()
+	// Without the edited patches, the overrides are often those from before the edits.
+	if !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
+		var err error
+		if without, _, err = d.files.WithOverrides(others); err != nil {
+			return nil, nil, false // the files are valid only with an edited field
+		}
 	}
 	changed := false
 	for _, t := range d.sets {
-		set := full[d.at[t]].Set
+		set := withPatches[d.at[t]].Set
 		kept := effective(set, valueOf(without.Desired, t), valueOf(next.Desired, t))
 		changed = changed || !reflect.DeepEqual(map[string]any(set), kept)
 		d.override(t).Set = kept
@@ -376,7 +375,7 @@ func (d *draft[D]) trimmed(
 	if !changed {
 		return nil, nil, false
 	}
-	trimmed, warnings, err = d.files.WithOverrides(d.overrides())
+	trimmed, warnings, err := d.files.WithOverrides(d.overrides())
 	// A field whose own value stays the same can still change the default of another field.
 	if err != nil || !reflect.DeepEqual(trimmed.Desired, next.Desired) {
 		return nil, nil, false
@@ -413,8 +412,9 @@ func effective(patch map[string]any, before, after reflect.Value) map[string]any
 
 func isStruct(v reflect.Value) bool { return v.IsValid() && v.Kind() == reflect.Struct }
 
-// fieldNamed returns the field of a struct that has a name in configuration files. It follows a
-// pointer. The result is invalid if the struct has no such field, or if the pointer is nil.
+// fieldNamed returns the field of a struct by its name in configuration files. If the field is a
+// pointer, fieldNamed follows it. The result is invalid if the struct has no such field, or if the
+// pointer is nil.
 func fieldNamed(in reflect.Value, name string) reflect.Value {
 	if !isStruct(in) {
 		return reflect.Value{}

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// Edits end at the state that their order says. A restart reads the same state.
+// Edits are made in their order. A restart leads to the same state.
 func TestEdits(t *testing.T) {
 	added := desired.Fields{"address": "2001:db8:1::3", "weight": 2}
 	service := desired.Fields{
@@ -78,7 +78,7 @@ func TestEdits(t *testing.T) {
 	}
 }
 
-// Edits that cannot be made change nothing, also not by those before them.
+// If an edit cannot be made, neither it nor the edits before it change anything.
 func TestImpossibleEdits(t *testing.T) {
 	service := desired.Fields{
 		"vip": "2001:db8:80::1", "port": "443", "protocol": "tcp", "encapsulation": "gre",
@@ -229,7 +229,8 @@ const sixServers = `services:
 `
 
 // A file that takes more servers out of service than the limit changes nothing, unless that is
-// permitted. A dry run is refused, too. The process's own file has no limit, and neither have edits.
+// permitted. A dry run is refused, too. The process's own file has no limit, and neither have
+// edits.
 func TestApplyFileLimit(t *testing.T) {
 	site := func() *site[*desired.Balancer] {
 		s := newSite(t)

@@ -30,9 +30,9 @@ const (
 	storePatience = 40 * time.Second
 )
 
-// ErrHeld is wrapped in the error of a change that permits removals, if the balancer does not
-// follow the store because a version removes too many servers. The change would permit these
-// removals, too.
+// ErrHeld is wrapped in the error of a change that permits removals while a version of the store
+// awaits confirmation, because it removes too many servers. The change would permit the removals of
+// this version, too.
 var ErrHeld = errors.New("confirm the version, or restore its servers first")
 
 // CheckRemovals returns a function that checks a change of a store. It returns an error, which
@@ -52,8 +52,8 @@ func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after s
 // Member is a running balancer of a fleet.
 type Member interface {
 	Runner[*desired.Balancer]
-	// Follow is Reload with the generations of the fleet. Without a fleet, they are nil, and the
-	// balancer makes its own.
+	// Follow is Reload with the generations of the fleet. Without a fleet, the generations are nil,
+	// and the balancer makes its own.
 	Follow(context.Context, *desired.Balancer, desired.Secrets, serversets.Generations) error
 }
 
@@ -131,8 +131,8 @@ func (f *Fleet) Await(ctx context.Context, condition func(store.Status) bool) er
 	return f.follower.Await(ctx, condition)
 }
 
-// Confirm makes the balancer follow a version of the store although that removes more servers than
-// the limit allows. The error wraps ErrVersion if the store has released another version since.
+// Confirm makes the balancer follow a version of the store that removes more servers than the limit
+// allows. The error wraps ErrVersion if the store has released another version since.
 func (f *Fleet) Confirm(ctx context.Context, version string) error {
 	v, err := store.ParseVersion(version)
 	if err != nil {
@@ -249,7 +249,7 @@ func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (fieldpat
 	return warnings, err
 }
 
-// logNew logs the warnings that were not logged for the state before: most warnings are the same
+// logNew logs the warnings that were not logged for the previous state. Most warnings are the same
 // for each state. The caller holds the controller's mutex.
 func (f *Fleet) logNew(warnings fieldpath.Errors) {
 	texts := textsOf(warnings)
@@ -270,7 +270,7 @@ func textsOf(warnings fieldpath.Errors) []string {
 }
 
 // Overrides implements keeper. It returns the overrides and the version of the store's newest
-// content. If this content is missing or not valid, it returns those of the content in force.
+// content or, if this content is missing or not valid, of the content in force.
 func (f *Fleet) Overrides() ([]desired.Override, string) {
 	if n := f.follower.Newest(); n != nil && n.Check() == nil {
 		if document, err := n.Tree().Document(); err == nil {
@@ -316,9 +316,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 	switch {
 	case refusal != nil:
 		return nil, refusal
-	case errors.Is(err, ErrRemovals):
-		return nil, err
-	case errors.Is(err, store.ErrVersion):
+	case errors.Is(err, ErrRemovals), errors.Is(err, store.ErrVersion):
 		return nil, err
 	case errors.Is(err, store.ErrUnknown):
 		return nil, fmt.Errorf("%w: look with segue service list and segue server list before you repeat it", err)

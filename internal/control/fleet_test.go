@@ -184,8 +184,8 @@ func TestFleetRefuses(t *testing.T) {
 	}
 }
 
-// Somebody who names each server may drain any number of them. A file that drains more than the limit is
-// refused, and so is one that gives them the weight 0.
+// A change that names each server may drain any number of them. A file that drains more servers
+// than the limit, or gives them the weight 0, is refused.
 func TestFleetDrains(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
@@ -247,8 +247,8 @@ func TestFleetRemovalsAddUp(t *testing.T) {
 	}
 }
 
-// A permitted removal that waits for its generation does not stand in the way of other changes, which
-// are still limited themselves.
+// A permitted removal that waits for its generation does not stand in the way of other changes,
+// which are still limited themselves.
 func TestFleetPermittedRemovalsWait(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
@@ -272,7 +272,8 @@ func TestFleetPermittedRemovalsWait(t *testing.T) {
 	}
 }
 
-// A permission would also hold for the removals of a version that the members do not follow.
+// While a version awaits confirmation, a change that permits removals is refused: it would permit
+// the removals of this version, too.
 func TestFleetPermissionWhileHeld(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
@@ -327,8 +328,8 @@ func TestFleetDryRun(t *testing.T) {
 	}
 }
 
-// The answer of the store to a change is lost. The error says that the change may have been made, and
-// a repetition for the same version does not make it twice.
+// If the answer of the store to a change is lost, the error says that the change may have been
+// made. To repeat it for the same version does not make it twice.
 func TestFleetUnknownChange(t *testing.T) {
 	t.Parallel()
 	server := filled(t)
@@ -398,8 +399,8 @@ func TestFleetReload(t *testing.T) {
 	}
 }
 
-// Reloads and new states of the store come at the same time. Whichever is last, the balancer follows
-// the newest file and the newest state.
+// Reloads and new states of the store come at the same time. Whichever is last, the balancer
+// follows the newest file and the newest state.
 func TestFleetReloadAndFollow(t *testing.T) {
 	t.Parallel()
 	m, _ := fleetOf(t)

@@ -35,8 +35,8 @@ func secretsOf(digit byte, password string) desired.Secrets {
 	return desired.Secrets{SignalKeys: desired.SignalKeys{key}, Passwords: desired.Passwords{peer: password}}
 }
 
-// A change follows the secrets that were read with the configuration file, whatever has become of
-// their files. A reload reads all of them, or changes nothing.
+// A change keeps the secrets that were read with the configuration file, even if their files have
+// changed since. A reload reads all files, or changes nothing.
 func TestChangesReadNoSecrets(t *testing.T) {
 	s := &secretSite{newSite(t)}
 	s.writeSecrets(strings.Repeat("1", 32), "first")

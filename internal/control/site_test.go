@@ -88,8 +88,8 @@ type site[D config.State[D]] struct {
 	t        testing.TB
 	file     string
 	runner   runner[D]
-	reported []desired.Override
-	invalid  []desired.InvalidOverride // likewise
+	reported []desired.Override        // in force, by the last report
+	invalid  []desired.InvalidOverride // left out, by the last report
 	// load starts another process.
 	load func()
 }
@@ -201,7 +201,7 @@ func set(server string, fields desired.Fields) Edit {
 	return Edit{Service: "web", Server: server, Set: fields}
 }
 
-// drain returns an edit that drains a server of web, or web itself, or ends that.
+// drain returns an edit that drains or undrains a server of web or, without a server, web itself.
 func drain(server string, drained bool) Edit {
 	return set(server, desired.Fields{"drained": drained})
 }

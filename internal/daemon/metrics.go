@@ -18,14 +18,12 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// mostScrapes is the greatest number of scrapes at a time: further ones get the status 503.
-// mostConnections is the greatest number of connections at a time: further ones wait.
 const (
-	mostScrapes     = 4
-	mostConnections = 64
+	mostScrapes     = 4  // at a time; further ones get the status 503
+	mostConnections = 64 // at a time; further ones wait
 )
 
-// scrapeTimeout is how long a client may take to send its request, and how long to read the answer.
+// scrapeTimeout is the time for a client to send its request, and again to read the answer.
 const scrapeTimeout = 30 * time.Second
 
 // Metrics serves Prometheus metrics over HTTP, at /metrics. It serves the registered metrics, and
@@ -38,9 +36,9 @@ type Metrics struct {
 	readAt   prometheus.Gauge
 }
 
-// ListenMetrics listens on a TCP address, that of metrics.listen in the configuration. If the
-// address is empty, metrics are not served. Requests are answered while Run runs. A caller that
-// never calls Run must call Close. The names of the metrics about reloads begin with prefix.
+// ListenMetrics listens on the TCP address in metrics.listen of the configuration. If the address
+// is empty, metrics are not served. Requests are answered while Run runs. A caller that never calls
+// Run must call Close. The names of the metrics about reloads begin with prefix.
 func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -73,7 +71,7 @@ func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
 	return m, nil
 }
 
-// Close closes the address.
+// Close stops listening.
 func (m *Metrics) Close() error {
 	if m.listener == nil {
 		return nil
@@ -120,7 +118,7 @@ func (m *Metrics) TrackReloads(reload func(context.Context) error) func(context.
 	}
 }
 
-// observeReload sets the metrics about reloads after one has ended with an error, or with nil.
+// observeReload sets the metrics about reloads. err is the result of the last reload.
 func (m *Metrics) observeReload(err error) {
 	if err != nil {
 		m.reloaded.Set(0)

@@ -35,12 +35,11 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 }
 
 // Serve runs a service until the context ends, and tells the service manager when the service is
-// ready. For each value from hangups, Serve calls reload. It also does so, once the service is
-// ready, for a value that came before. If reload fails, it must have changed nothing; Serve logs
-// the error.
+// ready. From then on, Serve calls reload for each value from hangups. A value that came before
+// then waits. If reload fails, it must have changed nothing; Serve logs the error.
 //
-// When the context ends, Serve logs the cause, and the command detach, which detaches the data
-// path. If detach is empty, the data path ends with the process.
+// When the context ends, Serve logs the cause, and detach, the command that detaches the data path.
+// If detach is empty, the data path ends with the process.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
@@ -54,7 +53,7 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 		return nil
 	})
 	group.Go(func() error {
-		answer(running, service, reload, hangups, log)
+		reloadOnHangups(running, service, reload, hangups, log)
 		if ctx.Err() != nil { // otherwise the service has failed, and its error says more
 			announceStop(service, context.Cause(ctx), detach, log)
 		}
@@ -63,9 +62,9 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 	return group.Wait()
 }
 
-// answer tells the service manager when the service is ready, and then reloads for each value from
-// hangups, until the context ends.
-func answer(
+// reloadOnHangups tells the service manager when the service is ready, and then reloads for each
+// value from hangups, until the context ends.
+func reloadOnHangups(
 	ctx context.Context, service Service, reload func(context.Context) error,
 	hangups <-chan os.Signal, log *slog.Logger,
 ) {

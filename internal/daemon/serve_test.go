@@ -82,8 +82,8 @@ type failingService struct{ slowService }
 
 func (failingService) Run(context.Context) error { return errors.New("broken") }
 
-// TestServiceThatFails checks that Serve does not say that the data path stays attached: the error
-// may concern that.
+// TestServiceThatFails checks that Serve does not say that the data path stays attached, because
+// the error may be about the data path.
 func TestServiceThatFails(t *testing.T) {
 	var log bytes.Buffer
 	err := Serve(t.Context(), failingService{make(slowService)}, nil, nil, "", slog.New(slog.NewTextHandler(&log, nil)))

@@ -27,7 +27,7 @@ type stepping struct {
 
 func (s *stepping) Steps() uint64 { return s.steps.Load() }
 
-// manager is the socket of a service manager.
+// manager opens the socket of a service manager. messages returns the messages since the last call.
 func manager(t *testing.T) (messages func() []string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -51,8 +51,8 @@ func manager(t *testing.T) (messages func() []string) {
 	}
 }
 
-// The service manager hears of a service in each interval in which it makes a step, and not of one that
-// is stuck.
+// The service manager gets a message for each interval in which the service makes a step, and none
+// while the service is stuck.
 func TestWatchdog(t *testing.T) {
 	messages := manager(t)
 	t.Setenv("WATCHDOG_USEC", strconv.Itoa(int((time.Minute).Microseconds())))

@@ -25,9 +25,9 @@ type Poll struct {
 
 // AgentNode describes a server.
 type AgentNode struct {
-	Instance  string       `yaml:"instance"`  // as the balancer's; default "agent"
+	Instance  string       `yaml:"instance"`  // as BalancerNode.Instance; default "agent"
 	Interface string       `yaml:"interface"` // where the balancers' packets arrive and replies leave
-	Internal  *bool        `yaml:"internal"`  // as the balancer's
+	Internal  *bool        `yaml:"internal"`  // as BalancerNode.Internal
 	Locator   netip.Prefix `yaml:"locator"`   // required when a service uses an SRv6 encapsulation
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
 	// MTU is the length of the largest packet on the path from the balancers to this server, 1280
@@ -36,7 +36,7 @@ type AgentNode struct {
 	// AssignVIPs makes the agent put the VIPs on the loopback interface, and remove
 	// them when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
-	// Balancers are prefixes of the locators of the balancers that may send functions about
+	// Balancers are prefixes of locators. Only balancers in them may send packets with functions about
 	// connections, and packets that the agent passes on. The default is all balancers.
 	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
 	// State is the absolute path of the directory in which the agent keeps its overrides. Default
@@ -61,8 +61,8 @@ type AgentService struct {
 	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
 	// Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
-	// Drained makes the server refuse all offered connections of the service, whatever Accept is, as
-	// under policy never. Only for services that hunt.
+	// Drained makes the server refuse all offered connections of the service, as under policy never.
+	// It takes precedence over Accept. It is for services that hunt only.
 	Drained bool `yaml:"drained,omitempty"`
 	// QUIC and FormerQUIC are the forms of the connection IDs that the service's program issues, as
 	// in the balancer's Service. QUICID and FormerQUICID are the server ID of this server in these
@@ -113,8 +113,8 @@ type Accept struct {
 	// WindowTime is the shortest time of a window, up to 1h. So a flood of SYNs does not adapt the
 	// threshold faster than the load changes. 0 means none, as in 6LB. Default 2s.
 	WindowTime *time.Duration `yaml:"window-time,omitempty"`
-	// Epsilon is the allowed distance of the accepted share of a window from one half, 0 to less
-	// than 0.5, with six decimal places. Default 0.1.
+	// Epsilon is how far the accepted share of a window may be from one half before dynamic changes
+	// its threshold: 0 to less than 0.5, with six decimal places. Default 0.1.
 	Epsilon *float64 `yaml:"epsilon,omitempty"`
 	// Initial is the first threshold of dynamic. Default 1.
 	Initial *uint32 `yaml:"initial,omitempty"`

@@ -16,9 +16,9 @@ type Balancer struct {
 	Node    BalancerNode `yaml:"node"`
 	API     API          `yaml:"api"`
 	Metrics Metrics      `yaml:"metrics"`
-	// BGP announces the VIPs to routers; nil: they are not announced.
+	// BGP describes how the VIPs are announced to routers; nil: they are not announced.
 	BGP *BGP `yaml:"bgp,omitempty"`
-	// Store is where the services come from; nil: from the file. A change needs a restart.
+	// Store is where the services come from; nil: they come from the file. A change needs a restart.
 	Store    *Store    `yaml:"store,omitempty"`
 	Services []Service `yaml:"services"`
 }
@@ -42,10 +42,10 @@ type BalancerNode struct {
 	// the segment routing domain. It receives signals, and also packets for the VIPs. A change
 	// needs a restart.
 	Inside string `yaml:"inside,omitempty"`
-	// Internal tells whether Interface is inside the segment routing domain: only hosts of the
-	// domain can send packets to SIDs, or packets with segments left, to it. Either edge routers
-	// drop such packets of other hosts, or there are no other hosts. The default is true without
-	// Inside. With Inside it is always false. A change needs a restart.
+	// Internal tells whether Interface is inside the segment routing domain. Then no packet from a
+	// host outside the domain may arrive there for a SID, or with segments left: routers at the edge
+	// must drop such packets. The default is true without Inside. With Inside it is always false. A
+	// change needs a restart.
 	Internal *bool `yaml:"internal"`
 	// Locator is the balancer's own /64. The source address of its SRv6 packets is in it. It is
 	// required if a service uses an SRv6 encapsulation.
@@ -57,9 +57,9 @@ type BalancerNode struct {
 	// source is one of its addresses, so that the packets to a server do not all arrive in one
 	// receive queue. Without it, the outer source is always the address.
 	TunnelSources netip.Prefix `yaml:"tunnel-sources,omitempty"`
-	// Reject tells whether clients whose packets no server gets are told so, by a reset or an ICMP
-	// error: the VIP has no service for the port, or the service has no server for new flows.
-	// Default true.
+	// Reject tells whether the balancer answers packets that no server gets by a reset or an ICMP
+	// error. No server gets a packet if the VIP has no service for the port, or if the service has no
+	// server for new flows. Default true.
 	Reject bool `yaml:"reject"`
 	// DropRemovedVIPs is how long packets to a VIP are dropped after its last service was removed,
 	// 0 to 24h: routers may still send them, and a host that forwards would send them back. Default

@@ -100,15 +100,15 @@ func (b *BGP) Announces(family Family) bool {
 // Announcement says when a service is a reason to announce its VIP.
 type Announcement string
 
-// The announcements.
+// The values of ServiceBGP.Announce.
 const (
-	// AnnounceReady: while at least one server gets new connections and no check, probe or
-	// neighbour says that the server does not work.
+	// AnnounceReady announces the VIP while at least one server gets new connections and no check,
+	// probe or neighbour says that this server does not work.
 	AnnounceReady Announcement = "ready"
-	// AnnounceUsable: while at least one server gets new connections, also if all of them fail their
-	// checks and the balancer ignores that.
+	// AnnounceUsable announces the VIP while at least one server gets new connections, even if all
+	// servers fail their checks and the balancer ignores that.
 	AnnounceUsable Announcement = "usable"
-	// AnnounceNever: the service is no reason.
+	// AnnounceNever: the service is no reason to announce the VIP.
 	AnnounceNever Announcement = "never"
 )
 

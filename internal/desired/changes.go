@@ -112,17 +112,17 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	for _, s := range now {
 		if was := former[s.Name]; was != nil {
 			name := func(server *Server) string { return server.Name }
-			changed, former := serversBeside(s.Servers, was.Servers), serversBeside(was.Servers, s.Servers)
-			servers = servers.and(compare(changed, former, s.Name+"/", name))
+			servers = servers.and(compare(serversThatDiffer(s.Servers, was.Servers),
+				serversThatDiffer(was.Servers, s.Servers), s.Name+"/", name))
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
 	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
 }
 
-// serversBeside returns the servers for which another list has a different server, or none, at the
-// same place. compare then has fewer servers to compare.
-func serversBeside(servers, other []Server) (all []*Server) {
+// serversThatDiffer returns the servers for which another list has a different server, or none, at
+// the same index. So compare has fewer servers to compare.
+func serversThatDiffer(servers, other []Server) (all []*Server) {
 	for i := range servers {
 		if i >= len(other) || !servers[i].equals(other[i]) {
 			all = append(all, &servers[i])
@@ -171,7 +171,7 @@ func (d difference) and(other difference) difference {
 	}
 }
 
-// changes returns the difference as changes of items that are called what, such as servers.
+// changes returns the difference as changes. what names the items, such as servers.
 func (d difference) changes(what string) Changes {
 	return Changes{
 		{what + "_added", d.added},
@@ -217,9 +217,9 @@ func compare[T any](
 	return d
 }
 
-// changedFields returns the names in files of the fields in which two structs differ. It ignores
-// the fields in leaveOut. For a weight, or a field that is true or false, the result also has both
-// values.
+// changedFields returns the fields in which two structs differ, by their names in configuration
+// files. It ignores the fields in leaveOut. For a weight, or a field that is true or false, the
+// result also has both values.
 func changedFields(now, before any, leaveOut ...string) (names []string) {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(before)
 	for i := range a.NumField() {
@@ -239,7 +239,7 @@ func changedFields(now, before any, leaveOut ...string) (names []string) {
 	return names
 }
 
-// named concatenates changes, without those that have no names.
+// named concatenates changes, without those that name no items.
 func named(first Change, more ...Changes) Changes {
 	all := slices.Concat(append([]Changes{{first}}, more...)...)
 	return slices.DeleteFunc(all, func(c Change) bool { return len(c.Names) == 0 })

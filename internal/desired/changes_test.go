@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Servers are equal if all their fields are, also those that pointers point to.
+// Servers are equal if all their fields are equal. Weights are compared by their values.
 func TestServerEquals(t *testing.T) {
 	weight := func() *uint32 { return new(uint32(3)) }
 	server := Server{Name: "s1", Weight: weight()}
@@ -36,7 +36,7 @@ func TestServerEquals(t *testing.T) {
 	}
 }
 
-// Services with the same revision are not looked into. All others are compared.
+// Services with the same revision count as equal. All others are compared.
 func TestDiffering(t *testing.T) {
 	of := func(name string, port Port) Service {
 		return Service{Name: name, Port: port, Revision: new(Revision)}

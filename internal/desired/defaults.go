@@ -80,9 +80,9 @@ func (b *Balancer) SetServiceDefaults(i int, given Given) {
 	given.defaultSlowStart(s, path)
 }
 
-// defaultSlowStart sets the slow start of a service that does not infer. While a server starts
-// slowly, several balancers may choose different servers for the same flow. So there is a slow
-// start only if servers can pass on the packets of a flow.
+// defaultSlowStart sets the slow start of a service that does not infer. During a slow start,
+// several balancers may choose different servers for the same flow. So there is a slow start only
+// if servers can pass on packets of flows that they do not have.
 func (given Given) defaultSlowStart(s *Service, path string) {
 	if s.Placement.Infers() {
 		return
@@ -94,7 +94,6 @@ func (given Given) defaultSlowStart(s *Service, path string) {
 	setDefault(given, fieldpath.Child(path, "slow-start"), &s.SlowStart, &slow)
 }
 
-// defaultBGP sets the defaults of the section bgp.
 func (given Given) defaultBGP(b *BGP) {
 	if b == nil {
 		return
@@ -164,13 +163,12 @@ func (given Given) defaultQUIC(s *Service, path string) {
 	}
 }
 
-// defaultQUICForms sets the fields of the forms of a service.
+// defaultQUICForms sets the defaults of the present and the former form of a service.
 func (given Given) defaultQUICForms(present, former *QUIC, path string) {
 	given.defaultQUICForm(present, fieldpath.Child(path, "quic"))
 	given.defaultQUICForm(former, fieldpath.Child(path, "former-quic"))
 }
 
-// defaultQUICForm sets the fields of a form, or nothing if there is no such form.
 // defaultQUICForm sets the defaults of a form of connection IDs, if there is one.
 func (given Given) defaultQUICForm(q *QUIC, path string) {
 	if q == nil {
@@ -182,7 +180,6 @@ func (given Given) defaultQUICForm(q *QUIC, path string) {
 	setDefault(given, fieldpath.Child(path, "nonce-length"), &q.NonceLength, nonce)
 }
 
-// defaultTimeouts sets the defaults of the timeouts of flows.
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
 	newFlow, established := time.Minute, time.Hour
 	if s.Protocol == UDP {
@@ -214,7 +211,7 @@ func (given Given) defaultHealth(h *Health, path string, port Port) {
 	}
 }
 
-// defaultHTTP sets the fields of an HTTP or HTTPS check, or nothing if there is none.
+// defaultHTTP sets the defaults of an HTTP or HTTPS check, if there is one.
 func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
 	if h == nil {
 		return
@@ -224,7 +221,6 @@ func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
 	setDefault(given, fieldpath.Child(path, "status"), &h.Status, DefaultStatus)
 }
 
-// defaultServer sets the defaults of a server.
 func (given Given) defaultServer(s *Server, path string) {
 	one := uint32(1)
 	setDefault(given, fieldpath.Child(path, "weight"), &s.Weight, &one)
@@ -252,7 +248,6 @@ var loadIntervals = map[LoadSource]time.Duration{
 	LoadSharedMemory: 10 * time.Millisecond,
 }
 
-// defaultAgentService sets the defaults of an agent's service.
 func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	given.defaultAgentQUIC(s, path)

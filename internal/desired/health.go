@@ -35,8 +35,8 @@ type Health struct {
 	// the interval. Default a tenth of the interval.
 	Jitter  *time.Duration `yaml:"jitter,omitempty"`
 	Timeout time.Duration  `yaml:"timeout,omitempty"` // 1ms to the interval; default the interval
-	// Fall failures in a row exclude a server, and Rise successes in a row end that: 1 to 1000
-	// each.
+	// After Fall failures in a row, a server gets no new flows. After Rise successes in a row, it gets
+	// new flows again. Both are 1 to 1000.
 	Rise int `yaml:"rise,omitempty" range:"1 to 1000"` // default 2
 	Fall int `yaml:"fall,omitempty" range:"1 to 1000"` // default 3
 }

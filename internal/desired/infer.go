@@ -68,7 +68,7 @@ const DefaultPollPort = 7460
 const (
 	// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
 	DefaultInferInterval = 500 * time.Millisecond
-	// ShortestInferInterval is the shortest one.
+	// ShortestInferInterval is the shortest permitted time between two estimates.
 	ShortestInferInterval = 100 * time.Millisecond
 )
 
@@ -98,8 +98,8 @@ func (s *Service) Estimates() string {
 	return string(s.Placement)
 }
 
-// IgnoresWeights tells whether the placement infers, and does not take a server with a greater
-// weight for a faster one.
+// IgnoresWeights tells whether the placement infers, and does not assume that a server with a
+// greater weight is faster.
 func (s *Service) IgnoresWeights() bool {
 	return s.Estimates() != "" && !s.Placement.Method().TakesWeights &&
 		!s.Infer.Estimator.Method().TakesWeights
@@ -181,8 +181,10 @@ func (r *rules) checkInfer(path string, s *Service) {
 	}
 	checkKnown(r, fieldpath.Child(at, "among"), s.Infer.Among, s.Placement.Method().Amongs...)
 	r.checkPolls(at, s)
+	if !s.FindsByColumn() {
+		return
+	}
 	switch {
-	case !s.FindsByColumn():
 	case s.Placement.Method().amongRow() == "":
 		r.failf(fieldpath.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
 			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)

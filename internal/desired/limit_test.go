@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// of reads servers such as "web: a b -c, dns: d": those with a minus take no new flows.
-func of(text string) Serving {
+// servingOf reads servers such as "web: a b -c, dns: d": those with a minus take no new flows.
+func servingOf(text string) Serving {
 	all := Serving{}
 	for part := range strings.SplitSeq(text, ", ") {
 		service, servers, _ := strings.Cut(part, ":")
@@ -57,7 +57,7 @@ func TestCheckLoss(t *testing.T) {
 		{": a b c", ": a", 30, "would remove 2 of 3 services, and the limit is 30 percent"}, // of an agent
 	} {
 		got := ""
-		if err := of(c.before).CheckLoss(of(c.after), c.percent); err != nil {
+		if err := servingOf(c.before).CheckLoss(servingOf(c.after), c.percent); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {
@@ -78,12 +78,12 @@ func TestServing(t *testing.T) {
 	}{
 		{b.Serving(), "web: a -b -c d"}, {a.Serving(), ": a -b"}, {b.Serving().WithoutDrains(), "web: a b c d"},
 	} {
-		if fmt.Sprint(c.got) != fmt.Sprint(of(c.want)) {
+		if fmt.Sprint(c.got) != fmt.Sprint(servingOf(c.want)) {
 			t.Errorf("%v, want %s", c.got, c.want)
 		}
 	}
 	for after, want := range map[string]bool{"web: a -b": false, "web: -a b": true, "web: b": false, "dns: -a": false} {
-		if of("web: a -b").Drains(of(after)) != want {
+		if servingOf("web: a -b").Drains(servingOf(after)) != want {
 			t.Errorf("web: a -b -> %s: drains %t", after, !want)
 		}
 	}

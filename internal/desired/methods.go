@@ -122,8 +122,8 @@ type SelectionMethod struct {
 	OrdersByReports bool
 	// FollowsFlow tells whether the flow's bucket tells which server is asked first.
 	FollowsFlow bool
-	// NotInRow says why some selected servers may not be in the flow's row. Persistence by columns
-	// requires that all are. It is empty if all are in the row.
+	// NotInRow says why some selected servers may not be in the flow's row. It is empty if all are in
+	// the row. A persistence that finds flows by columns requires that all are.
 	NotInRow string
 }
 
@@ -153,8 +153,8 @@ type AmongMethod struct {
 	Choice string // how the server is chosen; a format with %d for the number of servers
 	// Until is the event that can change the choice before the flow arrives.
 	Until string
-	// InRow tells whether the servers are those of the flow's row. Persistence by columns requires
-	// this.
+	// InRow tells whether the servers are those of the flow's row. A persistence that finds flows by
+	// columns requires this.
 	InRow bool
 	// ByWeights tells whether weights alone decide, and no expected delay.
 	ByWeights bool
@@ -189,7 +189,7 @@ func (m PlacementMethod) amongRow() (none Among) {
 // EstimatorMethod has the properties of an estimator.
 type EstimatorMethod struct {
 	Name         Estimator
-	Territories  bool // each server has a home balancer, and a capacity is estimated, not a weight
+	Territories  bool // each server has a home balancer and a capacity (package infer)
 	TakesWeights bool // capacities are the configured weights
 }
 
@@ -216,8 +216,8 @@ type PersistenceMethod struct {
 	// HasCookies tells whether packets have the column in a cookie. Only the packets of clients with
 	// TCP timestamps have one.
 	HasCookies bool
-	// ServersSignal tells whether a server signals for each flow that it has accepted it. With
-	// cookies, it does so only for some clients.
+	// ServersSignal tells whether servers signal each flow that they accept. With cookies, they signal
+	// only flows of clients without TCP timestamps.
 	ServersSignal bool
 	// NeedsHints tells whether the persistence needs the hint table. Another persistence that finds
 	// flows by columns uses the hint table if there is one.

@@ -53,8 +53,8 @@ func plainNumbers(value any) any {
 }
 
 // Override changes a service or a server for as long as the override exists. It is not part of the
-// configuration file. So operators and programs can change a running balancer without changing the
-// file, which somebody else may own.
+// configuration file. So operators and programs can change a running balancer even if they may not
+// change the file.
 type Override struct {
 	Service string `yaml:"service" json:"service"`
 	// Server is a server of the service. It is empty in an override of the service itself.

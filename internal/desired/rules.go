@@ -129,7 +129,7 @@ func CheckInstance(name string) error {
 	return nil
 }
 
-// checkHost checks the fields about the host that balancers and agents share.
+// checkHost checks the fields that the section node has in both files.
 func (r *rules) checkHost(instance, iface string, locator netip.Prefix, addresses []netip.Addr) {
 	if !isInstance(instance) {
 		r.failf("node.instance", "%s", instanceForm)
@@ -171,7 +171,8 @@ func (r *rules) checkInterface(path, name string) {
 	}
 }
 
-// isInterfaceName is the same check as the kernel's dev_valid_name.
+// isInterfaceName tells whether a name has only printable characters, and passes the kernel's
+// dev_valid_name.
 func isInterfaceName(name string) bool {
 	return name != "" && len(name) < 16 && name != "." && name != ".." &&
 		!strings.ContainsFunc(name, func(r rune) bool {
@@ -280,7 +281,6 @@ func (r *rules) checkName(path, name string) {
 	}
 }
 
-// checkVIP checks the VIP of a service.
 func (r *rules) checkVIP(path string, s AgentService) {
 	if !s.VIP.IsValid() {
 		r.failf(path, "required")
@@ -361,8 +361,8 @@ func newVIPs(services []AgentService) vips {
 	return v
 }
 
-// checkNot reports an address of a host if it is also a VIP.
-func (v vips) checkNot(r *rules, path string, address netip.Addr) {
+// checkNotVIP reports an address of a host if it is also a VIP.
+func (v vips) checkNotVIP(r *rules, path string, address netip.Addr) {
 	if service, ok := v[address]; ok {
 		r.failf(path, "is the VIP of %s", service)
 	}

@@ -41,14 +41,14 @@ func (r *rules) checkAgent(a *Agent) {
 			break
 		}
 	}
-	wrapped := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Encapsulation.IsSRv6() })
-	if !a.Node.IsInternal() && wrapped >= 0 {
+	srv6 := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Encapsulation.IsSRv6() })
+	if !a.Node.IsInternal() && srv6 >= 0 {
 		r.failf("node.internal", "must be true for %s, whose encapsulation is %s: the balancers' packets arrive on node.interface",
-			fieldpath.Item("services", wrapped), a.Services[wrapped].Encapsulation)
+			fieldpath.Item("services", srv6), a.Services[srv6].Encapsulation)
 	}
 	vips := newVIPs(a.Services)
 	for i, address := range a.Node.Addresses {
-		vips.checkNot(r, fieldpath.Item("node.addresses", i), address)
+		vips.checkNotVIP(r, fieldpath.Item("node.addresses", i), address)
 	}
 	for i, s := range a.Services {
 		if a.Node.Locator.Contains(s.VIP) {
@@ -121,7 +121,6 @@ func (r *rules) refuse(path string, present bool, format string, args ...any) {
 	}
 }
 
-// checkAccept checks an accept policy and its parameters.
 func (r *rules) checkAccept(path string, a Accept) {
 	checkKnown(r, fieldpath.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
 	if at := fieldpath.Child(path, "threshold"); a.Policy != AcceptStatic {

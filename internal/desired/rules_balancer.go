@@ -132,8 +132,8 @@ func (r *rules) checkInside(b *Balancer) {
 	}
 }
 
-// signalledBy tells why servers send signals about the flows of a service. It is empty if they send
-// none.
+// signalledBy tells why servers send signals about the flows of a service, such as "placement is
+// hunt". It is empty if they send none.
 func (b *Balancer) signalledBy(s *Service) string {
 	switch persistence := s.Persistence.Method(); {
 	case s.ServersDecide():
@@ -146,7 +146,6 @@ func (b *Balancer) signalledBy(s *Service) string {
 	return ""
 }
 
-// checkHints checks the size of the hint table.
 func (r *rules) checkHints(b *Balancer) {
 	const at, least = "node.limits.hints", 1024
 	hinted := slices.IndexFunc(b.Services, func(s Service) bool { return s.Persistence.Method().NeedsHints })
@@ -326,7 +325,7 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 		checkUnique(r, addresses, server.Address, fieldpath.Child(at, "address"))
 
 		if server.hasOwnHost() {
-			r.checkCheckedHost(fieldpath.Child(at, "host"), server.Host)
+			r.checkServerHost(fieldpath.Child(at, "host"), server.Host)
 		} else if s.Health != nil && s.Health.Via == ViaHost && s.Encapsulation.IsSRv6() {
 			r.failf(fieldpath.Child(at, "host"), "required by health checks via %s of a service whose encapsulation is %s", ViaHost, s.Encapsulation)
 		} else if s.Placement.Polls() && s.Encapsulation.IsSRv6() {
@@ -346,8 +345,8 @@ func (r *rules) checkPresence(path string, present, needed bool, e Encapsulation
 	}
 }
 
-// checkCheckedHost checks the address for health checks and polls, which only this host must reach.
-func (r *rules) checkCheckedHost(path string, host netip.Addr) {
+// checkServerHost checks the address for health checks and polls, which only this host must reach.
+func (r *rules) checkServerHost(path string, host netip.Addr) {
 	switch {
 	case host.Is4In6():
 		r.failf(path, "is IPv4-mapped; write it as %s", host.Unmap())
@@ -382,7 +381,7 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	own := make(map[netip.Addr]bool)
 	for i, address := range b.Node.Addresses {
 		own[address] = true
-		all.checkNot(r, fieldpath.Item("node.addresses", i), address)
+		all.checkNotVIP(r, fieldpath.Item("node.addresses", i), address)
 	}
 	for i, s := range b.Services {
 		path := fieldpath.Item("services", i)
@@ -392,12 +391,12 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 		for j := range s.Servers {
 			server := &s.Servers[j]
 			if all[server.Address] == "" && all[server.Host] == "" && !own[server.Address] {
-				continue
+				continue // no error; this saves the time to make the path
 			}
 			at := fieldpath.Item(fieldpath.Child(path, "servers"), j)
-			all.checkNot(r, fieldpath.Child(at, "address"), server.Address)
+			all.checkNotVIP(r, fieldpath.Child(at, "address"), server.Address)
 			if server.hasOwnHost() {
-				all.checkNot(r, fieldpath.Child(at, "host"), server.Host)
+				all.checkNotVIP(r, fieldpath.Child(at, "host"), server.Host)
 			}
 			if own[server.Address] {
 				r.failf(fieldpath.Child(at, "address"), "is the balancer's own")
@@ -406,12 +405,12 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	}
 }
 
-// locatorsOf returns the owner of each locator that contains a VIP: a server or the balancer. For a
-// prefix that is not a locator, the owner is empty.
+// locatorsOf returns the owner of each /64 with a VIP: the server or the balancer whose locator it
+// is, or an empty text if it is not a locator.
 func locatorsOf(b *Balancer, all vips) map[netip.Prefix]string {
 	locators := make(map[netip.Prefix]string)
 	for vip := range all {
-		if prefix, err := vip.Prefix(64); err == nil { // an IPv4 address has none
+		if prefix, err := vip.Prefix(64); err == nil { // an IPv4 address has no /64
 			locators[prefix] = ""
 		}
 	}

@@ -40,7 +40,7 @@ func (r *rules) checkBGP(b *Balancer, all vips) {
 		at := fieldpath.Item("bgp.peers", i)
 		r.checkPeer(at, &b.BGP.Peers[i], b.BGP)
 		checkUnique(r, seen, b.BGP.Peers[i].Address, fieldpath.Child(at, "address"))
-		all.checkNot(r, fieldpath.Child(at, "address"), b.BGP.Peers[i].Address)
+		all.checkNotVIP(r, fieldpath.Child(at, "address"), b.BGP.Peers[i].Address)
 	}
 }
 
@@ -64,7 +64,7 @@ func (r *rules) checkNextHops(hops []netip.Addr, all vips) {
 	for i, hop := range hops {
 		at := fieldpath.Item("bgp.next-hops", i)
 		r.checkAddress(at, hop)
-		all.checkNot(r, at, hop)
+		all.checkNotVIP(r, at, hop)
 		if other, ok := first[FamilyOf(hop)]; ok {
 			r.failf(at, "is a second %s address; the first is %s", family(hop), other)
 		} else {

@@ -11,7 +11,6 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// checkHealth checks the health check of a service.
 func (r *rules) checkHealth(path string, s *Service) {
 	h := s.Health
 	checkKnown(r, fieldpath.Child(path, "via"), h.Via, ViaPackets, ViaHost)
@@ -73,7 +72,6 @@ func (r *rules) checkHTTP(at string, h *HTTPCheck, s *Service) {
 	}
 }
 
-// checkUDP checks a health check by UDP.
 func (r *rules) checkUDP(at string, u *UDPCheck, s *Service) {
 	r.checkHealthPort(fieldpath.Child(at, "port"), u.Port, s.Port)
 	switch {

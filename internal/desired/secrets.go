@@ -16,7 +16,8 @@ type Secrets struct {
 	Passwords  Passwords
 }
 
-// SignalKey is a key of SipHash-2-4, in the order of its bytes in the paper's test vectors.
+// SignalKey is a key of SipHash-2-4. Its bytes have the order of the test vectors in SipHash's
+// paper.
 type SignalKey [16]byte
 
 // SignalKeys are the keys of a node. The node makes tags with the first key, and accepts tags made

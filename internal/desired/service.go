@@ -13,10 +13,10 @@ import (
 // Placement decides which server gets a new connection.
 type Placement string
 
-// Selection decides which servers placement hunt offers a new connection to.
+// Selection decides to which servers placement hunt offers a new connection.
 type Selection string
 
-// Persistence decides how later packets find that server.
+// Persistence decides how later packets of a connection find its server.
 type Persistence string
 
 // Encapsulation is how packets travel from the balancer to the server.
@@ -33,22 +33,21 @@ const (
 	// The server with the fewest flows per unit of its configured weight: the shortest expected
 	// delay.
 	PlacementSED Placement = "sed"
-	// These poll the servers. A random server by weights, the next one in turn by weights, and the
-	// one of two random servers with the shorter queue.
-	PlacementAWCMP         Placement = "awcmp"
-	PlacementWeightedTurns Placement = "weighted-round-robin"
-	PlacementGSQ2          Placement = "gsq2"
+	// The other placements poll the servers' loads.
+	PlacementAWCMP         Placement = "awcmp"                // a random server, by weights
+	PlacementWeightedTurns Placement = "weighted-round-robin" // the next server in turn, by weights
+	PlacementGSQ2          Placement = "gsq2"                 // the better one of two random servers
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
 	SelectRandom     Selection = "random"     // the candidates of a random bucket
 	// The three candidates of the flow's bucket that have reported the lowest loads.
 	SelectReports Selection = "reports"
-	// The same, but the last is a server of any bucket that has reported free capacity.
+	// As reports, but the last of the three is a server of any bucket that has reported free capacity.
 	SelectSpare Selection = "spare"
 
-	PersistenceTable     Persistence = "table"     // a flow table remembers
-	PersistenceStateless Persistence = "stateless" // the packets tell, by cookies
-	PersistenceHint      Persistence = "hint"      // a small table guesses, and servers check
+	PersistenceTable     Persistence = "table"     // a flow table has the server
+	PersistenceStateless Persistence = "stateless" // cookies in the packets name the server
+	PersistenceHint      Persistence = "hint"      // a small table guesses, and the server checks
 	PersistenceQUIC      Persistence = "quic"      // the connection IDs of QUIC name the server
 
 	SRv6Insert Encapsulation = "srv6-insert"
@@ -101,8 +100,8 @@ func (p Port) MarshalYAML() (any, error) {
 	return p.Number(), nil
 }
 
-// OnFailure is what becomes of the flows of a server that fails: that has no next hop or one that
-// does not answer, that fails its health checks, or whose agent probes find unfit.
+// OnFailure is what becomes of the flows of a server that fails. A server fails if it has no next
+// hop, if its next hop does not answer, if it fails its health checks, or if probes find it unfit.
 type OnFailure string
 
 // OnDrain is what becomes of the flows of a server that the operator drains, by `drained` or by
@@ -143,9 +142,9 @@ type Service struct {
 	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash; 8
 	// for all other placements.
 	Candidates int `yaml:"candidates"`
-	// Generations is how many sets of servers the candidate table follows from: the present one and
-	// those before. 1 to 4, and 3 by default; for persistence stateless and hint 1 to 64, and 32 by
-	// default.
+	// Generations is the number of sets of servers from which the candidate table is computed: the
+	// present set and former ones. It is 1 to 4, by default 3. For persistence stateless and hint it
+	// is 1 to 64, by default 32.
 	Generations int `yaml:"generations"`
 	// History is how many different servers each place of a row remembers, 1 to 4, the present one
 	// included. Default 3, and at most Generations. It is for persistence stateless and hint: under
@@ -192,8 +191,8 @@ type Service struct {
 // equal. It has a byte, so that pointers to two revisions differ.
 type Revision struct{ _ byte }
 
-// Same tells whether two services are equal. Services of the same revision are, so there is no need
-// to compare their fields.
+// Same tells whether two services are equal. If they have the same revision, Same does not compare
+// their fields.
 func (s *Service) Same(other *Service) bool {
 	return s.Revision != nil && s.Revision == other.Revision || reflect.DeepEqual(s, other)
 }
@@ -224,8 +223,8 @@ func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 // Timeouts are the times for which the flow table keeps a flow after its last packet, from 5 s to
 // four hours. The granularity is 4 to 7 s.
 type Timeouts struct {
-	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
-	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
+	New         time.Duration `yaml:"new"`         // after the first packet; default 60s, 30s for UDP
+	Established time.Duration `yaml:"established"` // after later packets; default 1h, 2m for UDP
 	// Closing is for placement hunt only: the time after the server has signalled the end of the flow.
 	// Default 10s. Other placements ignore it.
 	Closing time.Duration `yaml:"closing"`
@@ -237,9 +236,9 @@ type Timeouts struct {
 // Server is a host that runs the application of a service.
 type Server struct {
 	Name string `yaml:"name"`
-	// Locator is the server's /64; its SIDs are in it. SRv6 encapsulations only.
+	// Locator is the server's /64, which contains its SIDs. It is for SRv6 encapsulations only.
 	Locator netip.Prefix `yaml:"locator"`
-	// Address is the tunnel's far end. gre and ipip only.
+	// Address is the server's end of the tunnel. It is for gre and ipip only.
 	Address netip.Addr `yaml:"address"`
 	// Host is the address to which health checks via host connect, and at which the agent is
 	// polled. The default is Address. A server of an SRv6 encapsulation has no Address, so Host is
@@ -248,8 +247,8 @@ type Server struct {
 	// QUICID is the server ID in the connection IDs of the server, in hexadecimal. It is for
 	// persistence quic only.
 	QUICID string `yaml:"quic-id,omitempty"`
-	// FormerQUICID is the same for IDs of the form FormerQUIC. Default QUICID, if server IDs
-	// have the same length in both forms.
+	// FormerQUICID is the server ID in connection IDs of the form FormerQUIC. The default is QUICID,
+	// if server IDs have the same length in both forms.
 	FormerQUICID string `yaml:"former-quic-id,omitempty"`
 	// Weight is the server's share of new flows relative to the others', 0 to 1000. Default 1. Some
 	// placements take it for a speed, or a capacity, or ignore it (docs/reference/configuration.md).

@@ -28,8 +28,8 @@ type Etcd struct {
 	// Prefix is the first part of the keys of the fleet, such as /segue/main. It begins with a
 	// slash.
 	Prefix string `yaml:"prefix"`
-	// CAFile has the certificates of the authorities that sign those of the members, in PEM.
-	// Without it, the authorities of the system count. CAFile, CertFile and KeyFile are for https only.
+	// CAFile has the certificates of the authorities that sign the members' certificates, in PEM. The
+	// default is the authorities of the system. CAFile, CertFile and KeyFile are for https only.
 	CAFile string `yaml:"ca-file,omitempty"`
 	// CertFile and KeyFile have the certificate by which the balancer proves who it is, and its
 	// key. Both or none of them are set.
@@ -76,7 +76,6 @@ func (given Given) defaultStore(s *Store) {
 	}
 }
 
-// checkStore checks the fields of the store.
 func (r *rules) checkStore(b *Balancer) {
 	if b.Store == nil {
 		return

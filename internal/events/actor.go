@@ -15,25 +15,25 @@ const Signal = "signal"
 
 type actorKey struct{}
 
-// WithActor returns a context for the changes of an actor. The function who returns the actor. It
-// is called only when the actor is needed.
-func WithActor(ctx context.Context, who func() string) context.Context {
-	return context.WithValue(ctx, actorKey{}, who)
+// WithActor returns a context for the changes of an actor. The function actor returns the actor's
+// name, and is called only when the name is needed.
+func WithActor(ctx context.Context, actor func() string) context.Context {
+	return context.WithValue(ctx, actorKey{}, actor)
 }
 
 // ActorOf returns the actor of the changes in a context. It is empty if no actor is known.
 func ActorOf(ctx context.Context) string {
-	if who, ok := ctx.Value(actorKey{}).(func() string); ok {
-		return who()
+	if actor, ok := ctx.Value(actorKey{}).(func() string); ok {
+		return actor()
 	}
 	return ""
 }
 
-// ByActor returns ctx with the actor of the context of. A goroutine that makes changes for callers
-// needs it: it has its own context, and the actor is in the caller's context.
-func ByActor(ctx, of context.Context) context.Context {
-	by := ActorOf(of)
-	return WithActor(ctx, func() string { return by })
+// ByActor returns ctx with the actor of a caller's context. It is for a goroutine that makes
+// changes for callers, in a context of its own.
+func ByActor(ctx, caller context.Context) context.Context {
+	actor := ActorOf(caller)
+	return WithActor(ctx, func() string { return actor })
 }
 
 // User names a user of the host, such as "root (uid 0)".

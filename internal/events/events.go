@@ -126,9 +126,9 @@ func (s *Stream) Last() uint64 {
 	return s.next - 1
 }
 
-// Before returns the ID after which a reader must begin to get the last n events, without those
-// from before since. If n is greater than the number of kept events, the reader gets all of them.
-// The zero time is before all events.
+// Before returns an ID for After, which then returns the last n events, without those from before
+// the time since. If n is greater than the number of kept events, After returns all of them. The
+// zero time is before all events.
 func (s *Stream) Before(n int, since time.Time) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -56,7 +56,7 @@ func TestSlowReader(t *testing.T) {
 	if last := events[len(events)-1].ID; last != s.Last() || last != begin+3*kept {
 		t.Errorf("the last event is %d, want %d", last, begin+3*kept)
 	}
-	// What a reader has got stays as it is.
+	// Later events do not change the events that a reader has got.
 	first := events[0]
 	for range kept {
 		s.Publish(Event{Kind: ServerDown})
@@ -85,7 +85,7 @@ func TestLongReason(t *testing.T) {
 	}
 }
 
-// A reader begins with the last events, none of which is older than a time.
+// A reader can begin with a number of last events, without those from before a time.
 func TestBefore(t *testing.T) {
 	s := NewStream()
 	begin := s.Last()
@@ -114,7 +114,7 @@ func TestBefore(t *testing.T) {
 	}
 }
 
-// Who has asked for something is known in each context of it.
+// The actor is known in its own context, and in a context from ByActor.
 func TestActor(t *testing.T) {
 	if by := ActorOf(t.Context()); by != "" {
 		t.Errorf("%q without an actor", by)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rundir manages the files of an instance in /run/segue. One process at a time holds the
-// lock. In the record, this process describes itself.
+// Package rundir manages the files of an instance in /run/segue: a lock, which one process at a
+// time holds, and a record, in which this process describes itself.
 package rundir
 
 import (
@@ -22,8 +22,8 @@ const runDir = "/run/segue"
 
 const lockSuffix = ".lock"
 
-// LockFile returns the path of an instance's lock. The file exists from the instance's first start
-// until the instance is detached. If the first start fails, the file is removed at once.
+// LockFile returns the path of an instance's lock file. The file exists from the instance's first
+// start until the instance is detached. If the first start fails, the file is removed at once.
 func LockFile(instance string) string {
 	return filepath.Join(runDir, instance+lockSuffix)
 }
@@ -65,7 +65,7 @@ func refused(instance string, err error) error {
 	return fmt.Errorf("instance %q: %w", instance, err)
 }
 
-// running returns the error that another process runs an instance. The error names the process.
+// running returns the error that another process runs an instance. It names the process.
 func running(instance string) error {
 	process, err := FindProcess(instance)
 	if err != nil {
@@ -78,8 +78,9 @@ func running(instance string) error {
 		process.Since.Format(time.RFC3339))
 }
 
-// lockFile opens and locks a file. Between the two steps, Unlock may remove the file. Then the lock
-// excludes nobody, because the next process makes a new file. So lockFile starts again.
+// lockFile opens and locks a file. Between these two steps, another process may remove the file by
+// Unlock. Then the lock excludes no process, because the next one makes a new file. So lockFile
+// starts again.
 func lockFile(path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)

@@ -54,10 +54,8 @@ func findHolder(path string) (*Process, error) {
 		return nil, err
 	}
 	defer locks.Close()
-	for lines := bufio.NewScanner(locks); ; {
-		if !lines.Scan() {
-			return nil, lines.Err()
-		}
+	lines := bufio.NewScanner(locks)
+	for lines.Scan() {
 		// The fields are the number of the lock, type, mode, access, process and name of the file.
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 6 || fields[1] != "FLOCK" || fields[5] != name {
@@ -69,12 +67,13 @@ func findHolder(path string) (*Process, error) {
 		}
 		return &Process{pid, time.Unix(stat.Mtim.Unix())}, nil
 	}
+	return nil, lines.Err()
 }
 
 // nameInLocks returns the name of a file in /proc/locks: the device of its mount and the number of
-// its inode (proc_locks(5)). stat(2) can return other numbers: on btrfs, and on overlayfs with
-// layers on different file systems. Only for a mount outside the process's root (chroot(2)) does
-// nameInLocks take the device of stat(2), because no other is known.
+// its inode (proc_locks(5)). stat(2) can return other numbers, on btrfs, and on overlayfs with
+// layers on different file systems. If the mount is outside the process's root (chroot(2)), only
+// the device from stat(2) is known, and nameInLocks uses that.
 func nameInLocks(file *os.File, statDevice uint64) (string, error) {
 	path := fmt.Sprintf("/proc/self/fdinfo/%d", file.Fd())
 	text, err := os.ReadFile(path)
@@ -112,10 +111,8 @@ func deviceOf(mount string) (device uint64, found bool, err error) {
 		return 0, false, err
 	}
 	defer mounts.Close()
-	for lines := bufio.NewScanner(mounts); ; {
-		if !lines.Scan() {
-			return 0, false, lines.Err()
-		}
+	lines := bufio.NewScanner(mounts)
+	for lines.Scan() {
 		fields := strings.Fields(lines.Text()) // number, number of the parent, device, and more
 		if len(fields) < 3 || fields[0] != mount {
 			continue
@@ -126,4 +123,5 @@ func deviceOf(mount string) (device uint64, found bool, err error) {
 		}
 		return unix.Mkdev(major, minor), true, nil
 	}
+	return 0, false, lines.Err()
 }
