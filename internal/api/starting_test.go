@@ -37,7 +37,7 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 	return c, fleet
 }
 
-// A balancer that waits for its store tells so, and lets nobody wait with it.
+// While a balancer waits for its store, it says so, and refuses requests at once.
 func TestStarting(t *testing.T) {
 	t.Parallel()
 	c, _ := join(t, t.TempDir(), "http://127.0.0.1:1", "")

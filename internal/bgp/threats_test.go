@@ -70,7 +70,7 @@ func update(t testing.TB, prefixes ...string) *bgp.BGPMessage {
 	}, routes)
 }
 
-// awaitReceived waits until the library has read so many routes of the fixture's router.
+// awaitReceived waits until the library has read a number of routes of the fixture's router.
 func (f *fixture) awaitReceived(t *testing.T, want uint64) {
 	t.Helper()
 	awaitThat(t, func() error {

@@ -43,9 +43,10 @@ func BenchmarkChecks(b *testing.B) {
 	})
 }
 
-// BenchmarkPacketChecks is BenchmarkChecks for checks that take the path of clients' packets, without
-// the encapsulation. They look up their way as in operation. The server is behind a veth. The
-// benchmark changes the network of its process, so run it with -cpu=1 in a namespace: unshare --net.
+// BenchmarkPacketChecks is BenchmarkChecks for checks that take the path of clients' packets,
+// without the encapsulation. They find their source as in operation. The server is behind a veth.
+// The benchmark changes the network of its process, so run it with -cpu=1 in a namespace: unshare
+// --net.
 func BenchmarkPacketChecks(b *testing.B) {
 	links, err := netlink.LinkList()
 	if err != nil || len(links) > 1 {
@@ -174,7 +175,7 @@ func BenchmarkChecker(b *testing.B) {
 	var group sync.WaitGroup
 	group.Go(func() { _ = c.Run(ctx) })
 	group.Go(func() { c.SetTargets(ctx, targets) })
-	for range targets { // these are denser than the others
+	for range targets { // the first checks of all targets are denser than later ones
 		<-done
 	}
 	most.Store(0)

@@ -482,7 +482,7 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	if err != nil {
 		return false, err
 	}
-	// Only then can the numbers of changes be compared.
+	// Numbers of changes can be compared only within an epoch.
 	isSameStore := before.Version.Epoch == next.Version.Epoch
 	// The last change whose writer has permitted removals is in next, and not in the state before.
 	isPermitted := before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
@@ -549,7 +549,7 @@ func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	before := f.Status()
 	f.update(func(s *Status) {
 		s.Held, s.Confirmable = held, confirmable
-		s.Leader = n.leader[:max(0, strings.LastIndex(n.leader, " "))] // without the ID of the lease
+		s.Leader = withoutID(n.leader)
 		s.IsLeader = s.Leader == f.store.name
 		if s.Newest = (Version{}); n.head != nil {
 			s.Newest = n.Version()

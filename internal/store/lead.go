@@ -119,7 +119,7 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		case err != nil:
 			r.log.Warn("make generations", "error", err)
 		}
-		again.Reset(pause) // if there is no pause, only for another attempt
+		again.Reset(pause) // unless isPausing, a snapshot may cause an earlier attempt
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// lossy is a store that an operator reaches by a proxy.
+// lossy is a fleet without balancers, and a connection to its store by a proxy.
 type lossy struct {
 	*fleet
 	far   *Store // by the proxy
@@ -56,8 +56,7 @@ func (l *lossy) drain(ctx context.Context, expected Version, fault func()) (Vers
 	}})
 }
 
-// awaitChange waits until the store has a change after a version.
-// Any goroutine may call it.
+// awaitChange waits until the store has a change after a version. Any goroutine may call it.
 func (l *lossy) awaitChange(before Version) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -141,7 +140,7 @@ func TestUnknownChange(t *testing.T) {
 	}
 }
 
-// A store that refuses a change has not made it, so nobody has to find out.
+// If a store refuses a change, the error is not uncertain: the change was not made.
 func TestRefusedBatch(t *testing.T) {
 	t.Parallel()
 	l := newLossy(t)
@@ -195,7 +194,7 @@ func TestOutcome(t *testing.T) {
 				madeAt, _ = send()
 			}
 			for i := range c.others {
-				l.edit(add9(i))
+				l.edit(addServer(i))
 			}
 			for range 2 { // the first answer may be lost, too
 				at, err := w.outcome(t.Context(), n.headAt, n.head, &next, false)
@@ -230,8 +229,8 @@ func TestOutcomeIsGone(t *testing.T) {
 			testhost.Must(t, err)
 			next := *n.head
 			next.Change, next.By = next.Change+1, w.by
-			f.edit(add9(0))
-			f.edit(add9(1))
+			f.edit(addServer(0))
+			f.edit(addServer(1))
 			testhost.Must(t, lose(server, f.store))
 			if _, err := w.outcome(t.Context(), n.headAt, n.head, &next, false); !errors.Is(err, ErrUnknown) {
 				t.Errorf("error %v", err)
@@ -241,7 +240,7 @@ func TestOutcomeIsGone(t *testing.T) {
 }
 
 // A writer that fills a store has given up, and has left the head of a store without services. The
-// next one fills it, also with nothing.
+// next writer can fill the store, even with no services.
 func TestFillAfterLoss(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -337,7 +336,7 @@ func TestWriterDies(t *testing.T) {
 		t.Error("a balancer that starts meanwhile has another state")
 	}
 	f.follow(drain("web", "s1"))
-	if got := len(b.servers("web")); got != 500 || b.isDrained("web", "s1") == false {
+	if got := len(b.servers("web")); got != 500 || !b.isDrained("web", "s1") {
 		t.Errorf("%d servers after the next change, want 500", got)
 	}
 	// Should the writer live after all, it can write no more.

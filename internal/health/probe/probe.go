@@ -95,8 +95,7 @@ var ErrNotReady = errors.New("the data path is not attached")
 type Wire interface {
 	// Send sends probes. It returns ErrNotReady while the data path does not work yet.
 	Send([]Request) error
-	// HasWay tells whether a server has a next hop.
-	HasWay(slot uint32) bool
+	HasNextHop(slot uint32) bool
 	// Answer returns the answer to a server's last probe, if it has arrived.
 	Answer(slot uint32) (answer Answer, ok bool)
 	// Signals returns the number of signals that have arrived from a server.
@@ -242,7 +241,7 @@ func (p *Prober) tick() (changes []Result) {
 		if p.judge(s) {
 			changes = append(changes, Result{s.target.Service, s.target.Server, s.target.Slot, s.fault})
 		}
-		if s.asked = p.wire.HasWay(s.target.Slot); !s.asked {
+		if s.asked = p.wire.HasNextHop(s.target.Slot); !s.asked {
 			continue // a missing next hop proves nothing about the agent
 		}
 		requests = append(requests, Request{&s.target, rand.Uint64()&^slotMask | uint64(s.target.Slot)})
@@ -325,7 +324,7 @@ func (p *Prober) hear(s *server) {
 		default:
 		}
 	}
-	if p.calls != nil && s.needsCall() && p.wire.HasWay(s.target.Slot) {
+	if p.calls != nil && s.needsCall() && p.wire.HasNextHop(s.target.Slot) {
 		p.begin(s)
 	}
 }
