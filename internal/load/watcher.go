@@ -142,7 +142,7 @@ func (w *Watcher) record(l Load, err error) {
 }
 
 // checkStale reports that the source is stale, if it is stale and that was not reported yet. It
-// returns after what time to check again.
+// returns the time until the next check.
 func (w *Watcher) checkStale() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

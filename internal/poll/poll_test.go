@@ -90,7 +90,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// Keys change without a moment in which messages are refused: a node that has both accepts both.
+// A node with two keys accepts messages of both. So keys can change without a refused message.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -194,8 +194,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// What decodes encodes to the same bytes, apart from reserved ones, and an answer is as long as its
-// request.
+// A message that was decoded stays the same when it is encoded and decoded again. An answer is not
+// longer than its request.
 func FuzzMessages(f *testing.F) {
 	r := NewResponder(func(Service) (Load, bool) { return Load{1, 2}, true })
 	r.SetKeys(desired.SignalKeys{theKey})

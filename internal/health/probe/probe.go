@@ -351,9 +351,9 @@ func (p *Prober) begin(s *server) {
 // first of successive failures.
 func (p *Prober) complain(name string, err error) {
 	service := p.services[name]
-	before := service.mute
-	service.mute = errors.Is(err, ErrUntried)
-	if service.mute && !before {
+	before := service.cannotCall
+	service.cannotCall = errors.Is(err, ErrUntried)
+	if service.cannotCall && !before {
 		p.log.Error("cannot connect to servers that leave offers unanswered: none is found unheard",
 			"service", name, "error", err)
 	}

@@ -6,9 +6,9 @@ import "slices"
 
 // service has the servers of a service, and the outcomes of the connections offered to them.
 type service struct {
-	servers  []*server
-	outcomes outcomes
-	mute     bool // this host could not make the last call to a server
+	servers    []*server
+	outcomes   outcomes
+	cannotCall bool // this host could not make the last call to a server
 }
 
 // outcomes counts the connections that were offered to the servers of a service: those that a
