@@ -126,7 +126,7 @@ func send(t *testing.T, method, url, body string, headers ...string) (status int
 	return response.StatusCode, string(content)
 }
 
-// Each cause of a refusal has its status. A change that may have been made has one of its own.
+// Each cause of an error has its status. If a change may have been made, the status is 504.
 func TestRefusal(t *testing.T) {
 	t.Parallel()
 	for want, causes := range map[int][]error{

@@ -63,7 +63,7 @@ func TestStarting(t *testing.T) {
 	}
 }
 
-// A balancer can follow neither what it followed last nor, within its limit, what the store has. It
+// A balancer can follow neither its last state nor, within its limit, the state of the store. It
 // starts when an operator confirms the version of the store.
 func TestStartingConfirm(t *testing.T) {
 	t.Parallel()

@@ -45,7 +45,7 @@ type Announcer struct {
 	retry time.Duration
 
 	mu      sync.Mutex
-	state   State // without what the speaker knows
+	state   State // without Peers and Routes
 	peers   map[netip.Addr]*peerState
 	routes  map[netip.Addr]*routeState
 	stopped bool
@@ -61,7 +61,7 @@ type peerState struct {
 type routeState struct {
 	Route
 	vip     *vip
-	sent    route // what was announced last
+	sent    route // as it was announced last
 	damping damping
 }
 
@@ -530,7 +530,7 @@ func (a *Announcer) Undrain(ctx context.Context) error {
 }
 
 // setDrained begins a drain at the time since, or ends it if since is nil. kind is the event to
-// publish, and by is who has asked for it.
+// publish, and by is the user who has asked for it.
 func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.mu.Lock()
 	a.state.Drained = since

@@ -186,7 +186,7 @@ func (s *speaker) removePeer(ctx context.Context, peer netip.Addr) error {
 	return nil
 }
 
-// session is what the library knows about a session.
+// session is an established session, as the library reports it.
 type session struct {
 	localAddress netip.Addr
 	holdTime     time.Duration // the one that both sides have agreed on
@@ -303,8 +303,8 @@ func apiFamily(family desired.Family) *api.Family {
 }
 
 // libraryLog passes two kinds of the library's messages on to a log: warnings, and messages about
-// notifications, which tell why a session is refused. It drops all other messages: they tell what
-// this package logs itself, or what nobody needs.
+// notifications, which tell why a session is refused. It drops all other messages: this package
+// logs the same, or nobody needs them.
 type libraryLog struct{ to slog.Handler }
 
 // Enabled implements slog.Handler. The messages about notifications have the level info.

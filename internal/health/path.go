@@ -119,7 +119,7 @@ func NewHostPath(mark, mask uint32) *HostPath {
 // Set makes the path lead through an interface. The VIPs cannot be source addresses. The wanted
 // addresses are preferred as source addresses, if the host has them. If the interface is another
 // one than before, Set also removes the rules that killed processes have left for interfaces that
-// are gone. An error is about this removal only: the path works all the same.
+// are gone. An error is about this removal only: the path works nevertheless.
 func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
 	next := &pathState{
 		mark: p.mark, mask: p.mask, by: by, vips: map[netip.Addr]bool{}, wanted: wanted,

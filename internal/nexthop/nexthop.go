@@ -368,10 +368,9 @@ func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 		if k.mac == [6]byte{} || link.MAC == [6]byte{} {
 			continue
 		}
-		if best.Via.IsValid() && k.silent {
-			continue
+		if !best.Via.IsValid() || !k.silent { // it is the first one, or answers
+			best = Hop{MAC: k.mac, Via: n.address, Link: link, Silent: k.silent, Default: f.bits == 0}
 		}
-		best = Hop{MAC: k.mac, Via: n.address, Link: link, Silent: k.silent, Default: f.bits == 0}
 		if !k.silent {
 			break
 		}

@@ -245,7 +245,7 @@ func TestResumesOwnRoute(t *testing.T) {
 }
 
 // TestResumesSilence starts after an earlier process for which the neighbour was silent, or was
-// not. An entry that nobody kept resolved fails some day. So a failed entry proves nothing.
+// not. An entry that nobody keeps resolved fails at some time. So a failed entry proves nothing.
 func TestResumesSilence(t *testing.T) {
 	for name, was := range map[string]func(Hop) Hop{
 		"silent": Hop.silent, "answered": func(h Hop) Hop { return h },

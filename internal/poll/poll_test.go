@@ -118,7 +118,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// An answer counts once, and not after the next request, nor for another service.
+// An answer counts once. It does not count after the next request, or for another service.
 func TestReplays(t *testing.T) {
 	t.Parallel()
 	p, r := asking(t, theKey), answering(t, theKey)
@@ -167,7 +167,7 @@ func TestUnknownLoad(t *testing.T) {
 	}
 }
 
-// A changed or shortened message is refused, whatever is changed.
+// A request is refused if any of its bits is changed, or if it is shorter or longer.
 func TestDamage(t *testing.T) {
 	t.Parallel()
 	r := answering(t, theKey)

@@ -173,8 +173,8 @@ func TestPassword(t *testing.T) {
 	requireFleet(t, &cfg)
 }
 
-// A balancer with a password restarts while the store is away. It goes on with what it followed last,
-// and then follows the store, and so does a balancer that has a token from before.
+// A balancer with a password restarts while the store is away. It goes on with its last state, and
+// then follows the store. A balancer that still has its token follows the store, too.
 func TestPasswordWithoutStore(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)

@@ -190,7 +190,7 @@ func TestLeaderAfterBackup(t *testing.T) {
 }
 
 // A store is restored from a backup while a balancer does not reach it. When the balancer reaches
-// it again, the store has more revisions than before. The balancer has nothing of what was lost.
+// it again, the store has more revisions than before. The balancer keeps none of the lost changes.
 func TestBackupDuringPartition(t *testing.T) {
 	t.Parallel()
 	f, server, proxy := faulty(t)

@@ -67,8 +67,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// Generations in the store that were damaged become again what they were, at the next change, or when
-// a balancer becomes the leader. The history of no balancer changes.
+// Damaged generations in the store are repaired at the next change, or when a balancer becomes the
+// leader. The history of no balancer changes.
 func TestDamagedGenerations(t *testing.T) {
 	t.Parallel()
 	record := keyOf(generationsKey, "web")

@@ -218,7 +218,7 @@ func TestUnsaved(t *testing.T) {
 	}
 }
 
-// A balancer that restarts while the store is away goes on with what it followed last.
+// A balancer that restarts while the store is away goes on with its last state.
 func TestStartWithoutStore(t *testing.T) {
 	t.Parallel()
 	f, server, _ := faulty(t)

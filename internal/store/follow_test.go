@@ -39,7 +39,7 @@ func TestFollow(t *testing.T) {
 			t.Errorf("%s has %v, want %v", b.name, got, want)
 		}
 	}
-	// The latecomer knows the former servers.
+	// The balancer that has started late knows the former servers.
 	g := late.State().Generations["web"]
 	if g.Number < 2 || len(g.Sets) < 2 || len(g.Sets[1].Servers) < 4 {
 		t.Errorf("generation %+v", g)
@@ -144,8 +144,7 @@ func TestOverridesOfAddedService(t *testing.T) {
 	}
 }
 
-// If the content has a service itself, an override that adds it adds neither the service nor its
-// servers.
+// An override that adds a service with servers has no effect if the content itself has the service.
 func TestOverridesOfAdoptedService(t *testing.T) {
 	t.Parallel()
 	drained := desired.Fields{"drained": true}

@@ -344,7 +344,7 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 	}
 	held := err // what the status reports
 	if err == nil || errors.Is(err, errNotReleased) || errors.Is(err, errUnreadable) {
-		// The released version is no obstacle itself, so the last version may be what is wrong.
+		// The released version is not the problem, but the last version may be.
 		if unfit := f.checkNewest(n); unfit != nil {
 			held = unfit
 		}

@@ -107,20 +107,26 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			continue
 		}
 		r.unfitAt = 0
-		pause := longestPause
 		err := r.hold(ctx, newest.leader, snapshots)
-		isPausing = err != nil
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case errors.Is(err, errUnfit):
-			pause = unfitPause
-			r.log.Error("the lease is given back", "error", err)
-		case err != nil:
-			r.log.Warn("make generations", "error", err)
 		}
-		again.Reset(pause) // unless isPausing, a snapshot may cause an earlier attempt
+		isPausing = err != nil
+		again.Reset(r.pauseAfter(err)) // unless isPausing, a snapshot may cause an earlier attempt
 	}
+}
+
+// pauseAfter logs the error of hold, if there is one. It returns the time until the next attempt to
+// take the lease.
+func (r *releaser) pauseAfter(err error) time.Duration {
+	switch {
+	case errors.Is(err, errUnfit):
+		r.log.Error("the lease is given back", "error", err)
+		return unfitPause
+	case err != nil:
+		r.log.Warn("make generations", "error", err)
+	}
+	return longestPause
 }
 
 // defers returns for how long this balancer leaves the lease to others. If the result is not more
@@ -203,7 +209,7 @@ func (r *releaser) note(n *Snapshot) {
 	if !ok {
 		return
 	}
-	all, _ := n.generations(version.Change) // release reports what is damaged
+	all, _ := n.generations(version.Change) // release reports the damage
 	for name, g := range all {
 		r.begin(name, g.Number)
 	}
@@ -361,7 +367,7 @@ func (r *releaser) clean(ctx context.Context, conditions []clientv3.Cmp, keys []
 	return nil
 }
 
-// plan is what a release writes, and the keys that nobody needs after it.
+// plan has the operations of a release, and the keys to remove after it.
 type plan struct {
 	put    batches
 	remove []string
@@ -389,9 +395,11 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 		}
 	}
 	for key, it := range n.items {
-		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
+		_, isWanted := records[key]
+		switch isRecord := treeOf(key) == generationsKey; {
+		case isRecord && !isWanted:
 			records[key] = nil // the service is removed
-		} else if treeOf(key) != generationsKey && it.isGone(n.head.Change) {
+		case !isRecord && it.isGone(n.head.Change):
 			p.remove = append(p.remove, key) // balancers that follow this release read no value there
 		}
 	}

@@ -135,8 +135,8 @@ func TestStuckMember(t *testing.T) {
 	f.follow(drain("web", "s1"))
 }
 
-// A store is restored from a backup while it does not answer, and has more revisions than before when
-// it answers again. The watch goes on there, but the balancer has nothing of what was lost.
+// A store is restored from a backup while it does not answer, and has more revisions than before
+// when it answers again. The watch goes on there, but the balancer keeps none of the lost changes.
 func TestRestoredWhileSlow(t *testing.T) {
 	t.Parallel()
 	f, b, slow, server := slowed(t)

@@ -104,7 +104,7 @@ func TestChangeIsLost(t *testing.T) {
 	version, err := l.drain(t.Context(), before, func() {
 		cut.Do(func() {
 			l.proxy.Cut()
-			// The connections end then, with what they carry.
+			// Heal ends the connections, and their data is lost.
 			time.AfterFunc(time.Second, l.proxy.Heal)
 		})
 	})
@@ -162,8 +162,8 @@ func TestRefusedBatch(t *testing.T) {
 	}
 }
 
-// A writer whose answer was lost finds out what became of its change, whatever others have done
-// since. A change that was not made by then is not made later.
+// A writer whose answer was lost finds out whether its change was made, even if others have made
+// changes since. A change that was not made by then is not made later.
 func TestOutcome(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -210,7 +210,7 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
-// Nobody can find out any more what became of a change if the values of the head are gone.
+// If the earlier values of the head are gone, it stays unknown whether a change was made.
 func TestOutcomeIsGone(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*etcdtest.Server, *Store) error{

@@ -10,15 +10,15 @@ import (
 // NoServer stands for a place without a server, or for a server that is not known any more.
 const NoServer = 0xffff
 
-// History contains the servers that each place of a table, an entry of a row, had: SHELL's choice
-// history ("Stateless Load-Aware Load Balancing in P4", section III-B). A packet of a flow that the
-// bucket's i-th candidate took visits the servers of place i, the newest first, until it reaches
-// the one that has the flow.
+// History contains the present and former servers of each place of a table: SHELL's choice history
+// ("Stateless Load-Aware Load Balancing in P4", section III-B). A place is an entry of a row. A
+// packet of an unknown flow visits the servers of a place, the newest first, until it reaches the
+// server that has the flow.
 //
-// Algorithm 1 of the paper moves every place down by one at each change of the table and then
-// removes duplicates. So the oldest server is lost even if nothing changed in a place.
-// History removes duplicates first. So each place keeps its last different servers, up to the
-// depth of the history.
+// At each change of the table, algorithm 1 of the paper moves the servers of every place down by
+// one, and then removes duplicates. So the oldest server is lost even if a place keeps its server.
+// History removes duplicates first. So each place keeps its last different servers, up to the depth
+// of the history.
 type History struct {
 	depth   int
 	servers []uint16 // depth entries for each place, the newest first

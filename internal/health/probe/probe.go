@@ -29,9 +29,9 @@ const (
 	Fall, fallDespiteSignals = 3, 10
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
-	// UnansweredOffers is the score from which on a server is suspect: so many connections were
-	// offered to it first and accepted by no server, and none was accepted in between. It is also
-	// the share of connections from which on a server that has accepted none of them is suspect.
+	// UnansweredOffers is the least score with which a server is suspect. A server reaches it by
+	// this many offers in a row without an answer. A server is also suspect if its share of the
+	// connections is at least UnansweredOffers, and it has accepted none (see share).
 	UnansweredOffers = 20
 	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3
@@ -213,7 +213,7 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 }
 
 // addTo adds a server to the service of this name. Replace makes all services anew, so their
-// outcomes begin at 0, and what the server has seen of these outcomes also begins at 0.
+// outcomes begin at 0. The outcomes that the server has seen must begin at 0, too.
 func (p *Prober) addTo(name string, s *server) {
 	all := p.services[name]
 	if all == nil {

@@ -603,9 +603,9 @@ func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 	})
 }
 
-// Under policy least, the last candidate accepts most connections. A server that drops what it
-// accepts loses as many connections that were offered to others first as of its own. Only that
-// server is never heard.
+// Under policy least, the last candidate accepts most connections. A server that drops the
+// connections it accepts loses as many first offers of each other server as of its own. Only this
+// server sends no signals.
 func TestServerThatIsNeverHeard(t *testing.T) {
 	for _, servers := range []uint32{3, 12} {
 		bad := servers - 1
@@ -645,9 +645,9 @@ func TestServerThatRefusesAll(t *testing.T) {
 	})
 }
 
-// One server of four drops what it accepts, and every connection goes to it while balancers offer
-// it any. So all connections are lost, and all servers are suspect. Only the bad one does not answer
-// calls.
+// One server of four drops the connections that it accepts. While it gets offers, every connection
+// goes to it. So all connections are lost, and all servers are suspect. Only the bad one does not
+// answer calls.
 func TestServerThatTakesAll(t *testing.T) {
 	const bad, offered = 3, 9
 	simulateWell(t, placed(0, 4), func(t *testing.T, w *wire, p *Prober) {
