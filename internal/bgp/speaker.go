@@ -55,11 +55,8 @@ func startSpeaker(ctx context.Context, b *desired.BGP, graceful bool, log *slog.
 	ctx, cancel := context.WithCancel(ctx)
 	level := &slog.LevelVar{}
 	s := &speaker{
-		server:      server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
-		graceful:    graceful,
-		restartTime: b.RestartTime,
-		events:      make(chan sessionEvent),
-		cancel:      cancel,
+		server:   server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
+		graceful: graceful, restartTime: b.RestartTime, events: make(chan sessionEvent), cancel: cancel,
 	}
 	go s.server.Serve() // until stop
 	port := int32(-1)   // none
@@ -225,7 +222,6 @@ func (s *speaker) announce(r route) error {
 	return nil
 }
 
-// withdraw withdraws a route.
 func (s *speaker) withdraw(r route) error {
 	path, err := r.path()
 	if err == nil {

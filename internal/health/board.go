@@ -16,12 +16,7 @@ type watch struct {
 
 // result returns the state for the reader.
 func (w *watch) result() Result {
-	return Result{
-		Service: w.target.Service,
-		Server:  w.target.Server,
-		Healthy: w.state == Healthy,
-		Reason:  w.reason,
-	}
+	return Result{w.target.Service, w.target.Server, w.state == Healthy, w.reason}
 }
 
 // board holds the state of all targets, and the news for the reader.

@@ -56,12 +56,8 @@ type stateChange struct {
 // New returns a checker. It works while Run runs. Checks of targets with OnPath use path.
 func New(path Path, log *slog.Logger) *Checker {
 	c := &Checker{
-		log:     log,
-		path:    path,
-		targets: make(chan []Target),
-		changes: make(chan stateChange),
-		untried: make(chan error),
-		updates: make(chan Result),
+		log: log, path: path, targets: make(chan []Target), changes: make(chan stateChange),
+		untried: make(chan error), updates: make(chan Result),
 	}
 	c.attempt = c.tryOnce
 	return c

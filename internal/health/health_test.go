@@ -30,10 +30,8 @@ type fake struct {
 
 func newFake() *fake {
 	return &fake{
-		answer: map[string]error{},
-		hang:   map[string]bool{},
-		checks: map[string][]time.Time{},
-		active: map[string]int{},
+		answer: map[string]error{}, hang: map[string]bool{},
+		checks: map[string][]time.Time{}, active: map[string]int{},
 	}
 }
 

@@ -57,13 +57,8 @@ type Watcher struct {
 // If the source is an io.Closer, the watcher closes it after the last read.
 func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Logger, report func(State)) *Watcher {
 	return &Watcher{
-		source:     source,
-		interval:   interval,
-		staleAfter: staleAfter,
-		report:     report,
-		log:        log,
-		newTicker:  newKernelTicker,
-		state:      State{Stale: true},
+		source: source, interval: interval, staleAfter: staleAfter, report: report, log: log,
+		newTicker: newKernelTicker, state: State{Stale: true},
 	}
 }
 

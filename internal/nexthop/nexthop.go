@@ -102,14 +102,9 @@ type Resolver struct {
 // runs.
 func New(own []string, log *slog.Logger) *Resolver {
 	return &Resolver{
-		log:        log,
-		own:        own,
-		changes:    make(chan []netip.Addr),
-		updates:    make(chan Update),
-		routed:     map[netip.Addr]bool{},
-		neighbours: map[neighbour]*known{},
-		managed:    map[neighbour]bool{},
-		problems:   map[netip.Addr]string{},
+		log: log, own: own, changes: make(chan []netip.Addr), updates: make(chan Update),
+		routed: map[netip.Addr]bool{}, problems: map[netip.Addr]string{},
+		neighbours: map[neighbour]*known{}, managed: map[neighbour]bool{},
 	}
 }
 

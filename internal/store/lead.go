@@ -154,18 +154,11 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 		return err
 	}
 	defer life.close()
-	free := clientv3.Compare(clientv3.CreateRevision(r.key(leaderKey)), "=", 0)
-	if before != "" {
-		free = clientv3.Compare(clientv3.Value(r.key(leaderKey)), "=", before)
-	}
-	r.token = r.name + " " + newID()
-	take := clientv3.OpPut(r.key(leaderKey), r.token, clientv3.WithLease(life.id))
-	revision, ok, err := r.commit(ctx, []clientv3.Cmp{free}, []clientv3.Op{take})
+	holds, ok, err := r.takeLease(ctx, before, life)
 	if err != nil || !ok {
 		return err
 	}
 	r.log.Info("this balancer makes the generations of the fleet")
-	holds := clientv3.Compare(clientv3.ModRevision(r.key(leaderKey)), "=", revision)
 	// The watch may not have delivered the last release of the former leader yet.
 	newest, err := r.Read(ctx)
 	if err != nil {
@@ -201,6 +194,23 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 		case <-due:
 		}
 	}
+}
+
+// takeLease writes this balancer's token into the key leader, if the key still has the value
+// before. holds is the condition that this balancer has the lease. ok is false if another balancer
+// has it.
+func (r *releaser) takeLease(ctx context.Context, before string, life *lease) (
+	holds clientv3.Cmp, ok bool, err error,
+) {
+	key := r.key(leaderKey)
+	free := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
+	if before != "" {
+		free = clientv3.Compare(clientv3.Value(key), "=", before)
+	}
+	r.token = r.name + " " + newID()
+	take := clientv3.OpPut(key, r.token, clientv3.WithLease(life.id))
+	revision, ok, err := r.commit(ctx, []clientv3.Cmp{free}, []clientv3.Op{take})
+	return clientv3.Compare(clientv3.ModRevision(key), "=", revision), ok, err
 }
 
 // note notes the present time for each service whose generation has a new number.

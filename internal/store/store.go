@@ -273,14 +273,12 @@ func ParseVersion(text string) (Version, error) {
 	return Version{epoch, change}, nil
 }
 
-// newID returns a random ID.
 func newID() string { return strings.ToLower(rand.Text()[:12]) }
 
 // withoutID returns the name in a value that consists of a name, a space and an ID. It returns an
 // empty string if the value has no space.
 func withoutID(value string) string { return value[:max(0, strings.LastIndex(value, " "))] }
 
-// encode returns the JSON of a value.
 func encode(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {
