@@ -153,7 +153,7 @@ func TestReplays(t *testing.T) {
 	}
 }
 
-// The agent tells that it does not know a load. The last one stays.
+// An agent answers that it does not know the load. The poller keeps the last load.
 func TestUnknownLoad(t *testing.T) {
 	t.Parallel()
 	p, r := asking(t, theKey), answering(t, theKey)

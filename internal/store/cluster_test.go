@@ -81,7 +81,7 @@ func TestClusterLeaderIsKilled(t *testing.T) {
 	}
 }
 
-// A change that is asked for while the store has no leader is made when it has one again.
+// A change that is asked for while the store has no leader is made when the store has one again.
 func TestClusterWithoutLeader(t *testing.T) {
 	t.Parallel()
 	c := newClustered(t, 3)

@@ -55,7 +55,7 @@ func TestLostContent(t *testing.T) {
 	}
 }
 
-// After a loss of the content, a balancer without history leaves the lease to those that have one.
+// After a loss of the content, a balancer without history leaves the lease to one with a history.
 func TestLostContentAndStranger(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -87,7 +87,7 @@ func TestLostContentAndStranger(t *testing.T) {
 	}
 }
 
-// Balancers without history begin one if nobody else does.
+// Balancers without history begin a history if no other balancer does.
 func TestStrangerBegins(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)

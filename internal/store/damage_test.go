@@ -223,7 +223,7 @@ func TestUnfitLeaderAfterCorrection(t *testing.T) {
 	}
 }
 
-// A store that is filled for the first time, with what no balancer can interpret, is reported as such.
+// If no balancer can interpret the first content of a store, the balancers report the reason.
 func TestUnfitFirstContent(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)

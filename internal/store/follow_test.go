@@ -203,7 +203,7 @@ func TestLargeOverride(t *testing.T) {
 	}
 }
 
-// Two changes within the interval become one generation, after the interval.
+// Changes within the interval become one generation, after the interval.
 func TestInterval(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)

@@ -97,8 +97,8 @@ const noAnswerYet = "it has not answered yet"
 
 // NewFollower returns a follower of a store. It reads the state that the balancer followed last
 // from the balancer's own file. history has the generations that the balancer had before it
-// followed a store. If the store has no generations, and this balancer leads first, they become
-// those of the fleet.
+// followed a store. If the store has no generations, and this balancer leads first, its history
+// becomes that of the fleet.
 func NewFollower(
 	s *Store, b Balancer, cfg *desired.Balancer, history serversets.Generations, log *slog.Logger,
 ) *Follower {

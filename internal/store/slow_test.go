@@ -116,7 +116,7 @@ func TestSlowAnswers(t *testing.T) {
 }
 
 // The member of etcd at which a balancer watches the store is stuck, although its connections work.
-// Other members answer. The balancer does not wait for the watch as long as for one whose member
+// Other members answer. The balancer reads all keys again sooner than if all of its probes had
 // answers.
 func TestStuckMember(t *testing.T) {
 	t.Parallel()
