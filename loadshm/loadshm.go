@@ -4,7 +4,7 @@
 // both map into memory. A report is a store to memory, without a system call, a lock or a wait.
 //
 // The file has one slot for each reporting process. A process holds a lock on its slot while it
-// lives. So what an ended process has reported counts no more. The agent adds up the slots.
+// lives. So the reports of ended processes do not count. The agent adds up the slots.
 // docs/operate/load-sources.md describes the layout. segue_load.h and segue_load.py in this folder
 // do the same for C and Python.
 package loadshm

@@ -11,7 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// reportVariable makes a copy of the test program report to a file.
+// reportVariable is an environment variable. A copy of the test program that has it only reports to
+// the file that the variable names.
 const reportVariable = "LOADSHM_TEST_REPORT"
 
 func TestMain(m *testing.M) {

@@ -24,7 +24,7 @@ const CheckInterval = 500 * time.Millisecond
 type Reader struct {
 	path    string
 	page    []byte        // nil: not mapped
-	ended   [slots]uint64 // what ended processes have left in their slots; else 0
+	ended   [slots]uint64 // the words that ended processes have left in their slots; 0 for other slots
 	checked time.Time     // time of the last check; zero: never
 	err     error         // why the file cannot be read since the last check
 }

@@ -184,17 +184,13 @@ func TestWindowTime(t *testing.T) {
 		"half accepted": {[]uint32{0, 9}, 4},
 	} {
 		now := time.Duration(0)
-		d := NewDynamic(
-			4,
-			10,
-			0.1,
-		).WithWindowTime(2*time.Second, func() time.Duration { return now })
+		clock := func() time.Duration { return now }
+		d := NewDynamic(4, 10, 0.1).WithWindowTime(2*time.Second, clock)
 		for i := range 10_000 {
 			d.Accepts(Load{Busy: test.busy[i%2], Capacity: 8})
 		}
 		if d.Threshold != 4 || d.Attempts != 10_000 {
-			t.Errorf("%s: threshold %d after %d offers at the same time", name, d.Threshold,
-				d.Attempts)
+			t.Errorf("%s: threshold %d after %d offers at once", name, d.Threshold, d.Attempts)
 		}
 		now = 2 * time.Second
 		d.Accepts(Load{Busy: test.busy[0], Capacity: 8})

@@ -32,7 +32,7 @@ func Code(l Load) uint8 {
 	}
 	exponent := uint64(bits.Len64(value/codeSteps) - 1)
 	mantissa := ceilDiv(value, 1<<exponent) // 16 to 32; 32 becomes 16 with the next exponent
-	return uint8(min(codeSteps*(exponent+1)+mantissa-codeSteps, largestCode))
+	return uint8(min(codeSteps*exponent+mantissa, largestCode))
 }
 
 // Value returns what a code stands for, in sixteenths of a connection per unit of capacity. It is 0

@@ -112,12 +112,12 @@ func (a *agentAPI) listServices(context.Context, *struct{}) (*body[[]AgentServic
 	overrides := described(inForce)
 	services := []AgentService{}
 	for _, s := range snapshot.Services {
-		c := wanted[s.Name]
-		if c == nil {
+		w := wanted[s.Name]
+		if w == nil {
 			continue // the desired state, which was read later, has the service no more
 		}
 		service := agentServiceOf(s)
-		service.Encapsulation, service.Drained = string(c.Encapsulation), c.Drained
+		service.Encapsulation, service.Drained = string(w.Encapsulation), w.Drained
 		service.Override = overrides[s.Name]
 		services = append(services, service)
 	}

@@ -91,29 +91,30 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 	overrides := described(inForce)
 	services := []Service{}
 	for _, s := range snapshot.Services {
-		c := cfg.Service(s.Name)
-		if c == nil {
+		wanted := cfg.Service(s.Name)
+		if wanted == nil {
 			continue // the desired state, which was read later, has the service no more
 		}
 		service := Service{
-			Name: s.Name, VIP: c.VIP.String(), Port: c.Port.String(), Protocol: string(c.Protocol),
-			Placement: string(c.Placement), Persistence: string(c.Persistence),
-			Encapsulation: string(c.Encapsulation), OnDrain: string(c.OnDrain),
+			Name: s.Name, VIP: wanted.VIP.String(), Port: wanted.Port.String(),
+			Protocol:  string(wanted.Protocol),
+			Placement: string(wanted.Placement), Persistence: string(wanted.Persistence),
+			Encapsulation: string(wanted.Encapsulation), OnDrain: string(wanted.OnDrain),
 			TakesFlows: s.TakesFlows, Servers: []Server{},
 			HasFlowTable: s.Persistence.Method().HasFlowTable,
 			Override:     overrides[s.Name],
 		}
-		servers := map[string]*desired.Server{}
-		for i := range c.Servers {
-			servers[c.Servers[i].Name] = &c.Servers[i]
+		wantedServers := map[string]*desired.Server{}
+		for i := range wanted.Servers {
+			wantedServers[wanted.Servers[i].Name] = &wanted.Servers[i]
 		}
 		for _, state := range s.Servers {
 			server := Server{
 				Name: state.Name, Address: state.Address, Condition: string(state.Condition),
 				Flows: flowsOf(snapshot, s, state), Override: overrides[s.Name+"/"+state.Name],
 			}
-			if c := servers[state.Name]; c != nil {
-				server.Drained, server.Weight = c.Drained, *c.Weight
+			if w := wantedServers[state.Name]; w != nil {
+				server.Drained, server.Weight = w.Drained, *w.Weight
 			}
 			service.Servers = append(service.Servers, server)
 		}
@@ -124,13 +125,15 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 
 // flowsOf returns the numbers of flows of a server, or nil if they are unknown. Half-open flows are
 // live, but they have a number of their own in the tables.
-func flowsOf(of *inspect.Snapshot, service *inspect.ServiceState, server *inspect.ServerState) *Flows {
-	if !service.Persistence.Method().HasFlowTable || server.Flows == nil || of.FlowTable.Age == nil {
+func flowsOf(
+	all *inspect.Snapshot, service *inspect.ServiceState, server *inspect.ServerState,
+) *Flows {
+	if !service.Persistence.Method().HasFlowTable || server.Flows == nil || all.FlowTable.Age == nil {
 		return nil
 	}
 	f := &Flows{
 		Live:    server.Flows.Total() - server.Flows.Closing,
-		Closing: server.Flows.Closing, Age: *of.FlowTable.Age,
+		Closing: server.Flows.Closing, Age: *all.FlowTable.Age,
 	}
 	if server.Hunt != nil && server.Hunt.HalfOpen != nil {
 		f.Live += *server.Hunt.HalfOpen

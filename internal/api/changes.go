@@ -48,12 +48,12 @@ type overrider interface {
 	Overrides() (list []desired.Override, version string)
 }
 
-func registerOverrides(api huma.API, of overrider) {
+func registerOverrides(api huma.API, source overrider) {
 	huma.Register(api, huma.Operation{
 		OperationID: "list-overrides", Method: http.MethodGet, Path: "/v1/overrides",
 		Summary: "List overrides, also those of services and servers that do not exist",
 	}, func(context.Context, *struct{}) (*body[Overrides], error) {
-		list, version := of.Overrides()
+		list, version := source.Overrides()
 		return &body[Overrides]{Overrides{version, overridesOf(list)}}, nil
 	})
 }

@@ -136,11 +136,11 @@ func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, er
 	return s, err
 }
 
-// EventsFrom says with which of the events that the process keeps a stream of events begins. The
-// zero value means none: the stream begins with the next event.
+// EventsFrom says which kept events of the process a stream sends before new events. The zero value
+// means none.
 type EventsFrom struct {
-	Last  int       // with at most so many of the last events; 0: with any number
-	Since time.Time // with events of this time or later; zero: of any time
+	Last  int       // at most this many of the last events; 0: any number
+	Since time.Time // only events of this time or later; zero: of any time
 }
 
 // query returns the query of the request for events.

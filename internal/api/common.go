@@ -43,7 +43,7 @@ func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 			mux.ServeHTTP(w, r)
 			return
 		}
-		answer := verdict{header: http.Header{}} // of the mux
+		answer := statusAndHeader{header: http.Header{}} // of the mux
 		refusal.ServeHTTP(&answer, r)
 		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: "+
 			"/openapi.json lists all", version.String(), r.URL.Path)
@@ -60,25 +60,25 @@ func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 	})
 }
 
-// verdict keeps the status and the header of an answer, and drops the text.
-type verdict struct {
+// statusAndHeader keeps the status and the header of an answer, and drops the text.
+type statusAndHeader struct {
 	header http.Header
 	status int
 }
 
-func (v *verdict) Header() http.Header { return v.header }
+func (s *statusAndHeader) Header() http.Header { return s.header }
 
-func (v *verdict) WriteHeader(status int) { v.status = status }
+func (s *statusAndHeader) WriteHeader(status int) { s.status = status }
 
-func (v *verdict) Write(text []byte) (int, error) { return len(text), nil }
+func (s *statusAndHeader) Write(text []byte) (int, error) { return len(text), nil }
 
 // body is an answer with a body, in the form that the library wants.
 type body[T any] struct{ Body T }
 
 // register adds the operations that both balancers and agents have.
-func register(api huma.API, self Instance, of overrider, reload Reload, stream *events.Stream) {
+func register(api huma.API, self Instance, source overrider, reload Reload, stream *events.Stream) {
 	registerInstance(api, self)
-	registerOverrides(api, of)
+	registerOverrides(api, source)
 	huma.Register(api, huma.Operation{
 		OperationID: "reload", Method: http.MethodPost, Path: "/v1/reload",
 		Summary: "Read the configuration again",

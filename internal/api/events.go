@@ -47,7 +47,6 @@ func (r *eventsRequest) begin(stream *events.Stream) uint64 {
 	return stream.Before(r.Last, r.Since)
 }
 
-// registerEvents adds the stream of events.
 func registerEvents(api huma.API, stream *events.Stream) {
 	event := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[events.Event](), true, "Event")
 	huma.Register(api, huma.Operation{

@@ -31,8 +31,8 @@ type reader struct {
 	lines *bufio.Reader
 }
 
-// read follows the events of a server after one; empty: from now on. The stream has begun when read
-// returns.
+// read follows the events of a server after the one with a number. An empty number means from now
+// on. The stream has begun when read returns.
 func read(t *testing.T, url, after, query string) *reader {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+eventsPath+query, http.NoBody)
@@ -65,8 +65,8 @@ func (r *reader) block() string {
 	}
 }
 
-// A reader knows at once that it follows the events, and misses none of those that come then. It gets
-// the events after the one that it names, or those from now on.
+// A reader knows at once that it follows the events, and misses no later one. It gets the events
+// after the one that it names, or those from now on.
 func TestEventsOfAPI(t *testing.T) {
 	t.Parallel()
 	server, stream := serveEvents(t, &inspect.Snapshot{})
@@ -81,16 +81,14 @@ func TestEventsOfAPI(t *testing.T) {
 		if got, want := r.block(), ": the events of segue\nid: "+want[0]+"\n"; got != want {
 			t.Errorf("after %q, it begins with %q, want %q", after, got, want)
 		}
-		before := stream.Last()
+		id := first + 1
 		if after == "" {
+			id = stream.Last() + 1
 			stream.Publish(events.Event{Kind: events.Changed})
-			before++
-		} else {
-			before = first + 1
 		}
 		block := r.block()
-		if !strings.HasPrefix(block, fmt.Sprintf("id: %d\ndata: {", before)) || !strings.Contains(block, want[1]) {
-			t.Errorf("after %q: %q, want the event %d of kind %s", after, block, before, want[1])
+		if !strings.HasPrefix(block, fmt.Sprintf("id: %d\ndata: {", id)) || !strings.Contains(block, want[1]) {
+			t.Errorf("after %q: %q, want the event %d of kind %s", after, block, id, want[1])
 		}
 	}
 }
@@ -123,8 +121,8 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
-// patient is a connection to a reader. It notes how long each write may take at least, and ends after
-// some writes.
+// patient is a connection to a reader. It notes how long each write may take, and ends after four
+// writes.
 type patient struct {
 	httptest.ResponseRecorder
 	deadline time.Time
@@ -145,7 +143,7 @@ func (p *patient) Write(text []byte) (int, error) {
 	return p.ResponseRecorder.Write(text)
 }
 
-// Each write to a reader has the time of a pager that nobody scrolls for a while.
+// Each write to a reader may take about a minute: a pager does not read until somebody scrolls.
 func TestSlowReaderOfEvents(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -164,7 +162,8 @@ func TestSlowReaderOfEvents(t *testing.T) {
 	}
 }
 
-// interrupted is a process whose answers are cut off in the middle of an event.
+// interrupted is a process whose answers are cut off in the middle of an event. It also returns the
+// numbers of the last events that clients have sent.
 func interrupted(answers ...string) (http.Handler, *[]string) {
 	var asked []string
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -207,9 +206,9 @@ func TestEventsContinue(t *testing.T) {
 	}
 }
 
-// A process ends, and another one starts later. The client tells once that it waits, and gets each event
-// once. A process that ends may have taken a connection that it never answers. One that starts may wait
-// for its store.
+// A process ends, and another one starts later. The client tells once that it waits, and gets each
+// event once. A process that ends may have taken a connection that it never answers. A process that
+// starts may wait for its store.
 func TestEventsOfNextProcess(t *testing.T) {
 	t.Parallel()
 	const first, second = ": begin\nid: 6\n\nid: 7\ndata: {\"id\":7,\"kind\":\"changed\"}\n\n",
@@ -320,8 +319,8 @@ func TestEventsEndAtOnce(t *testing.T) {
 	}
 }
 
-// Streams end by themselves when the process ends: they need not be aborted, which would delay the end
-// by the time that other requests have. A client knows then that the process has ended.
+// Streams end at once when the process ends, and do not delay the end. The client then knows that
+// the process has ended.
 func TestEndOfStreams(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "edge.sock")

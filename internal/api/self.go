@@ -38,7 +38,6 @@ type SelfState struct {
 	BGP     *bgp.State `json:"bgp,omitempty" doc:"missing: the balancer does not announce its VIPs"`
 }
 
-// registerSelf adds the operations on the balancer itself.
 func (b *balancerAPI) registerSelf(api huma.API) {
 	const path = "/v1/self"
 	huma.Register(api, huma.Operation{

@@ -68,7 +68,7 @@ services:
    servers: [{name: s1, address: "2001:db8:1::1"}]}
 `
 
-// serve serves as serveEvents does, without events.
+// serve is serveEvents for tests that do not look at events.
 func serve(t *testing.T, snapshot *inspect.Snapshot) *httptest.Server {
 	server, _ := serveEvents(t, snapshot)
 	return server
@@ -92,6 +92,7 @@ func loadBalancer(t *testing.T) *control.Balancer {
 	return c
 }
 
+// serveWith is serveEvents with a speaker.
 func serveWith(
 	t *testing.T, snapshot *inspect.Snapshot, speaker Speaker,
 ) (*httptest.Server, *events.Stream) {
@@ -125,7 +126,7 @@ func send(t *testing.T, method, url, body string, headers ...string) (status int
 	return response.StatusCode, string(content)
 }
 
-// Each cause of a refusal has its status. A change that may have been made has one of its own.
+// Each cause of an error has its status. If a change may have been made, the status is 504.
 func TestRefusal(t *testing.T) {
 	t.Parallel()
 	for want, causes := range map[int][]error{
@@ -225,7 +226,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// Flows count until they are closing. Services without a flow table have none that are known.
+// Flows count as live until they are closing. The flows of services without a flow table are
+// unknown.
 func TestServicesOfAPI(t *testing.T) {
 	t.Parallel()
 	age := 2.5
@@ -337,7 +339,7 @@ func TestDocument(t *testing.T) {
 				t.Errorf("%s: the document has no %s", role, path)
 			}
 		}
-		// A file can remove too much on both, and edits only with a store.
+		// A file can remove too much from both roles, and edits only from a balancer with a store.
 		if got, want := strings.Count(answer, `"allow-removals"`), map[string]int{"balancer": 2, "agent": 1}[role]; got != want {
 			t.Errorf("%s: %d operations permit removals, want %d", role, got, want)
 		}
@@ -375,10 +377,10 @@ func TestListenAt(t *testing.T) {
 	}
 }
 
-// requireGroup gives a socket to a group that is not the one of the process.
+// requireGroup requires that listenAt gives a socket to a group other than that of the process.
 func requireGroup(t *testing.T, path string) {
 	t.Helper()
-	const name = "daemon" // of each Linux system
+	const name = "daemon" // a group that each Linux system has
 	group, err := user.LookupGroup(name)
 	if err != nil || os.Geteuid() != 0 {
 		t.Logf("cannot give a socket to the group %s: %v, user %d", name, err, os.Geteuid())

@@ -37,7 +37,7 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 	return c, fleet
 }
 
-// A balancer that waits for its store tells so, and lets nobody wait with it.
+// While a balancer waits for its store, it says so, and refuses requests at once.
 func TestStarting(t *testing.T) {
 	t.Parallel()
 	c, _ := join(t, t.TempDir(), "http://127.0.0.1:1", "")
@@ -63,7 +63,7 @@ func TestStarting(t *testing.T) {
 	}
 }
 
-// A balancer can follow neither what it followed last nor, within its limit, what the store has. It
+// A balancer can follow neither its last state nor, within its limit, the state of the store. It
 // starts when an operator confirms the version of the store.
 func TestStartingConfirm(t *testing.T) {
 	t.Parallel()

@@ -51,7 +51,6 @@ const (
 	confirmPath = storePath + "/confirm"
 )
 
-// registerStore adds the operations on the store.
 func (b *balancerAPI) registerStore(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "get-store", Method: http.MethodGet, Path: storePath,

@@ -45,7 +45,7 @@ type Announcer struct {
 	retry time.Duration
 
 	mu      sync.Mutex
-	state   State // without what the speaker knows
+	state   State // without Peers and Routes
 	peers   map[netip.Addr]*peerState
 	routes  map[netip.Addr]*routeState
 	stopped bool
@@ -61,7 +61,7 @@ type peerState struct {
 type routeState struct {
 	Route
 	vip     *vip
-	sent    route // what was announced last
+	sent    route // as it was announced last
 	damping damping
 }
 
@@ -402,44 +402,52 @@ func (r *routeState) take(v *vip) {
 // one of these conditions is not met, it withdraws the route; but a hold-down only delays a new
 // announcement. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
-	holdDown := a.plan.bgp.HoldDown
 	due := now // when the route may be announced
 	// While results of health checks are missing, the route stays as it is: an announced VIP is
 	// treated as served, and another one is not.
 	isServed := r.vip.isServed || r.vip.isUnchecked && r.Announced
 	if isServed { // even if the balancer is drained: the time of a hold-down passes meanwhile
-		due = r.damping.due(now, holdDown)
+		due = r.damping.due(now, a.plan.bgp.HoldDown)
 	}
 	switch {
 	case !r.vip.hasPeer:
 		return a.withdraw(r, now, NoPeer)
 	case !isServed:
-		wasAnnounced, reason := r.Announced, NotServed
-		if r.vip.isUnchecked {
-			reason = Unchecked
-		}
-		retry := a.withdraw(r, now, reason)
-		if wasAnnounced && !r.Announced {
-			r.damping.withdrawn(now, holdDown)
-		}
-		if !r.vip.isUnchecked { // the VIP is certainly not served, so a hold-down time begins anew
-			r.damping.served = time.Time{}
-		}
-		return retry
+		return a.withdrawUnserved(r, now)
 	case a.state.Drained != nil:
 		return a.withdraw(r, now, Drained)
 	case r.Announced && r.vip.equals(r.sent):
 		return time.Time{}
-	case !r.Announced:
-		if due.After(now) {
-			if r.Reason != HeldDown {
-				a.log.Info("route is held down: a service of the VIP can serve again", "prefix", r.Prefix,
-					"services", desired.Names(r.Services), "until", due.Format(time.RFC3339))
-			}
-			r.Reason = HeldDown
-			return due
+	case !r.Announced && due.After(now):
+		if r.Reason != HeldDown {
+			a.log.Info("route is held down: a service of the VIP can serve again", "prefix", r.Prefix,
+				"services", desired.Names(r.Services), "until", due.Format(time.RFC3339))
 		}
+		r.Reason = HeldDown
+		return due
 	}
+	return a.announce(r, now)
+}
+
+// withdrawUnserved withdraws the route of a VIP that is not served, as withdraw does.
+func (a *Announcer) withdrawUnserved(r *routeState, now time.Time) (retry time.Time) {
+	wasAnnounced, reason := r.Announced, NotServed
+	if r.vip.isUnchecked {
+		reason = Unchecked
+	}
+	retry = a.withdraw(r, now, reason)
+	if wasAnnounced && !r.Announced {
+		r.damping.withdrawn(now, a.plan.bgp.HoldDown)
+	}
+	if !r.vip.isUnchecked { // the VIP is certainly not served, so a hold-down time begins anew
+		r.damping.served = time.Time{}
+	}
+	return retry
+}
+
+// announce announces a route, or changes its attributes. It returns zero, or if that has failed,
+// the time of the next attempt.
+func (a *Announcer) announce(r *routeState, now time.Time) (retry time.Time) {
 	if err := a.speaker.announce(r.vip.route); err != nil {
 		a.log.Error("route cannot be announced", "prefix", r.Prefix, "error", err)
 		return now.Add(a.retry)
@@ -530,7 +538,7 @@ func (a *Announcer) Undrain(ctx context.Context) error {
 }
 
 // setDrained begins a drain at the time since, or ends it if since is nil. kind is the event to
-// publish, and by is who has asked for it.
+// publish, and by is the user who has asked for it.
 func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.mu.Lock()
 	a.state.Drained = since

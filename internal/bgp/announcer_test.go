@@ -205,8 +205,8 @@ func TestWithdrawalThatFails(t *testing.T) {
 	f.retry = time.Millisecond
 	f.start(false, balancer.Ready, balancer.Ready)
 	f.router.await(0, routesAre(vip6, vip4))
-	// spoil makes the next services known, and withdrawals of a route fail until the returned function
-	// is called.
+	// spoil sets the services, and makes withdrawals of a route fail until the returned function is
+	// called.
 	spoil := func(vip string, services []balancer.ServiceState) (repair func()) {
 		var sent route
 		set := func(now route) {
@@ -322,7 +322,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestReload changes routes without an effect on sessions, and a peer, whose session is reset.
+// TestReload: a change of routes has no effect on sessions. A change of a peer resets its session.
 func TestReload(t *testing.T) {
 	f := newFixture(t)
 	f.start(false, balancer.Ready, balancer.Ready)
@@ -410,7 +410,7 @@ func TestUncheckedServices(t *testing.T) {
 	f.router.await(0, routesAre(vip6, vip4))
 	f.tell(balancer.Unchecked, balancer.Unchecked)
 	f.tell(balancer.Unchecked, balancer.Unable)
-	f.router.await(0, routesAre(vip4)) // the first one would have gone before
+	f.router.await(0, routesAre(vip4)) // the unchecked VIP keeps its route
 	f.tell(balancer.Unable, balancer.Unchecked)
 	f.router.await(0, routesAre())
 	f.stop()
@@ -452,7 +452,8 @@ func TestVIPWithoutPeer(t *testing.T) {
 	}
 }
 
-// TestPeersOfFamily: a route counts the peers that take its family, and those with a session.
+// TestPeersOfFamily: peersOf counts the peers that take routes of a family, and those with a
+// session.
 func TestPeersOfFamily(t *testing.T) {
 	one, two, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1")
 	a := &Announcer{

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestDrain drains the balancer, which holds across a restart.
+// TestDrain: a drain outlasts a restart, until an undrain.
 func TestDrain(t *testing.T) {
 	f := newFixture(t)
 	f.cfg.BGP.HoldDown = time.Hour // which does not concern drains

@@ -26,7 +26,7 @@ func TestRestart(t *testing.T) {
 	if s = f.router.await(0, isClosed); s.notified != nil {
 		t.Errorf("the end of the process sent a notification: %+v", s.notified)
 	}
-	f.start(true, balancer.Ready, balancer.Unable) // which may have changed meanwhile
+	f.start(true, balancer.Ready, balancer.Unable) // the abilities may have changed meanwhile
 	s = f.router.await(1, routesAre(vip4))
 	s.requireRestart(t, true)
 

@@ -28,18 +28,18 @@ const (
 	routerASN   = 64512
 )
 
-// router is a peer that takes sessions on a loopback address, and records what it is told.
+// router is a peer that takes sessions on a loopback address, and records the messages.
 type router struct {
 	t        *testing.T
 	listener *net.TCPListener
 	supports bool // graceful restarts
 
 	mu       sync.Mutex
-	mute     int // so many sessions get no answer
+	mute     int // the number of first sessions that get no answer
 	sessions []*received
 }
 
-// received is what a session has told the router.
+// received has what the router has received in a session.
 type received struct {
 	conn     net.Conn
 	open     *bgp.BGPOpen

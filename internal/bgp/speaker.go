@@ -55,11 +55,8 @@ func startSpeaker(ctx context.Context, b *desired.BGP, graceful bool, log *slog.
 	ctx, cancel := context.WithCancel(ctx)
 	level := &slog.LevelVar{}
 	s := &speaker{
-		server:      server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
-		graceful:    graceful,
-		restartTime: b.RestartTime,
-		events:      make(chan sessionEvent),
-		cancel:      cancel,
+		server:   server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
+		graceful: graceful, restartTime: b.RestartTime, events: make(chan sessionEvent), cancel: cancel,
 	}
 	go s.server.Serve() // until stop
 	port := int32(-1)   // none
@@ -186,7 +183,7 @@ func (s *speaker) removePeer(ctx context.Context, peer netip.Addr) error {
 	return nil
 }
 
-// session is what the library knows about a session.
+// session is an established session, as the library reports it.
 type session struct {
 	localAddress netip.Addr
 	holdTime     time.Duration // the one that both sides have agreed on
@@ -225,7 +222,6 @@ func (s *speaker) announce(r route) error {
 	return nil
 }
 
-// withdraw withdraws a route.
 func (s *speaker) withdraw(r route) error {
 	path, err := r.path()
 	if err == nil {
@@ -303,8 +299,8 @@ func apiFamily(family desired.Family) *api.Family {
 }
 
 // libraryLog passes two kinds of the library's messages on to a log: warnings, and messages about
-// notifications, which tell why a session is refused. It drops all other messages: they tell what
-// this package logs itself, or what nobody needs.
+// notifications, which tell why a session is refused. It drops all other messages: this package
+// logs the same, or nobody needs them.
 type libraryLog struct{ to slog.Handler }
 
 // Enabled implements slog.Handler. The messages about notifications have the level info.

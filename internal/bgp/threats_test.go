@@ -27,8 +27,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestNoRoutesAreTaken: the balancer ignores the routes of a peer, also one of its own VIP, and passes
-// none of them on to another peer.
+// TestNoRoutesAreTaken: the balancer ignores the routes of a peer, even a route to its own VIP, and
+// passes none of them on to another peer.
 func TestNoRoutesAreTaken(t *testing.T) {
 	f := newFixture(t)
 	other := newRouterAt(t, "127.0.0.2")
@@ -41,7 +41,7 @@ func TestNoRoutesAreTaken(t *testing.T) {
 	f.router.send(0, update(t, stranger, vip4))
 	f.awaitReceived(t, 2)
 	f.requireTable(t, vip4)
-	f.tell(balancer.Unable, balancer.Ready) // what was passed on would have come before the withdrawal
+	f.tell(balancer.Unable, balancer.Ready) // a route that was passed on would come before the withdrawal
 	s := other.await(0, routesAre(vip6))
 	requireNextHop(t, s, vip6, "2001:db8::2")
 	f.requireTable(t)
@@ -70,7 +70,7 @@ func update(t testing.TB, prefixes ...string) *bgp.BGPMessage {
 	}, routes)
 }
 
-// awaitReceived waits until the library has read so many routes of the fixture's router.
+// awaitReceived waits until the library has read a number of routes of the fixture's router.
 func (f *fixture) awaitReceived(t *testing.T, want uint64) {
 	t.Helper()
 	awaitThat(t, func() error {

@@ -43,9 +43,10 @@ func BenchmarkChecks(b *testing.B) {
 	})
 }
 
-// BenchmarkPacketChecks is BenchmarkChecks for checks that take the path of clients' packets, without
-// the encapsulation. They look up their way as in operation. The server is behind a veth. The
-// benchmark changes the network of its process, so run it with -cpu=1 in a namespace: unshare --net.
+// BenchmarkPacketChecks is BenchmarkChecks for checks that take the path of clients' packets,
+// without the encapsulation. They find their source as in operation. The server is behind a veth.
+// The benchmark changes the network of its process, so run it with -cpu=1 in a namespace: unshare
+// --net.
 func BenchmarkPacketChecks(b *testing.B) {
 	links, err := netlink.LinkList()
 	if err != nil || len(links) > 1 {
@@ -53,28 +54,28 @@ func BenchmarkPacketChecks(b *testing.B) {
 	}
 	vip := netip.MustParseAddr("192.0.2.80")
 	own, err := os.Open("/proc/thread-self/ns/net")
-	must(b, err)
+	testhost.Must(b, err)
 	defer own.Close()
 	server := testhost.NewNamespace(b)
 	var listener net.Listener
-	must(b, server.Do(func() error {
+	testhost.Must(b, server.Do(func() error {
 		attributes := netlink.LinkAttrs{Name: "eth0", HardwareAddr: gatewayMAC}
 		err := netlink.LinkAdd(&netlink.Veth{
 			LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsFd(own.Fd()),
 		})
-		must(b, errors.Join(err, address("eth0", "10.0.0.2/24"), address("lo", vip.String()+"/32")))
+		testhost.Must(b, errors.Join(err, address("eth0", "10.0.0.2/24"), address("lo", vip.String()+"/32")))
 		listener, err = net.Listen("tcp", net.JoinHostPort(vip.String(), "80"))
 		return err
 	}))
-	must(b, errors.Join(address("lo", "127.0.0.1/8"), address("eth0", "10.0.0.1/24")))
+	testhost.Must(b, errors.Join(address("lo", "127.0.0.1/8"), address("eth0", "10.0.0.1/24")))
 	eth0, err := netlink.LinkByName("eth0")
-	must(b, err)
-	must(b, netlink.RouteAdd(&netlink.Route{
+	testhost.Must(b, err)
+	testhost.Must(b, netlink.RouteAdd(&netlink.Route{
 		Dst: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(32, 32)}, Gw: net.IPv4(10, 0, 0, 2),
 	}))
 	path := NewHostPath(0x5e6c0000, 0xffff0000)
 	by := PathInterface{Name: "eth0", Index: eth0.Attrs().Index, MTU: eth0.Attrs().MTU}
-	must(b, path.Set(by, []netip.Addr{vip}, nil))
+	testhost.Must(b, path.Set(by, []netip.Addr{vip}, nil))
 	handle(b, listener, func(net.Conn) {})
 	target := tcpTarget(listener.Addr())
 	target.OnPath, target.Mark = true, 0x5e6c0001
@@ -91,15 +92,10 @@ func address(name, prefix string) error {
 	return errors.Join(err, netlink.AddrReplace(link, address), netlink.LinkSetUp(link))
 }
 
-func must(b *testing.B, err error) {
-	b.Helper()
-	testhost.Must(b, err)
-}
-
 // serve handles the connections to a new listener one by one.
 func serve(b *testing.B, do func(net.Conn)) net.Listener {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(b, err)
+	testhost.Must(b, err)
 	handle(b, listener, do)
 	return listener
 }
@@ -174,7 +170,7 @@ func BenchmarkChecker(b *testing.B) {
 	var group sync.WaitGroup
 	group.Go(func() { _ = c.Run(ctx) })
 	group.Go(func() { c.SetTargets(ctx, targets) })
-	for range targets { // these are denser than the others
+	for range targets { // the first checks of all targets are denser than later ones
 		<-done
 	}
 	most.Store(0)

@@ -16,12 +16,7 @@ type watch struct {
 
 // result returns the state for the reader.
 func (w *watch) result() Result {
-	return Result{
-		Service: w.target.Service,
-		Server:  w.target.Server,
-		Healthy: w.state == Healthy,
-		Reason:  w.reason,
-	}
+	return Result{w.target.Service, w.target.Server, w.state == Healthy, w.reason}
 }
 
 // board holds the state of all targets, and the news for the reader.
@@ -66,13 +61,14 @@ func (b *board) replace(targets []Target) {
 	}
 }
 
-// record stores a verdict, unless its target is no longer watched.
-func (b *board) record(v verdict) {
-	n := name{v.watch.target.Service, v.watch.target.Server}
-	if b.watches[n] != v.watch {
+// record stores the new state of a target, unless the target is no longer watched.
+func (b *board) record(change stateChange) {
+	w := change.watch
+	n := name{w.target.Service, w.target.Server}
+	if b.watches[n] != w {
 		return
 	}
-	v.watch.state, v.watch.reason = stateOf(v.healthy), v.reason
+	w.state, w.reason = stateOf(change.healthy), change.reason
 	b.mark(n)
 }
 

@@ -133,7 +133,7 @@ func TestServiceIsPartOfTheName(t *testing.T) {
 	})
 }
 
-// A verdict may still be on its way when its target is replaced or removed.
+// A change of state may still be on its way when its target is replaced or removed.
 func TestVerdictOfReplacedTarget(t *testing.T) {
 	b := newBoard(func(w *watch) { w.stop = func() {} })
 	b.replace([]Target{target("s1")})
@@ -142,7 +142,7 @@ func TestVerdictOfReplacedTarget(t *testing.T) {
 	changed.Fall = 9
 	for _, targets := range [][]Target{{changed}, nil} {
 		b.replace(targets)
-		b.record(verdict{watch: old, reason: "connection refused"})
+		b.record(stateChange{watch: old, reason: "connection refused"})
 		if r, ok := b.news(); ok {
 			t.Errorf("news: %+v", r)
 		}

@@ -255,11 +255,8 @@ func exchange(conn net.Conn, t *Target) error {
 		return err
 	}
 	request := &http.Request{
-		Method: http.MethodGet,
-		URL:    path,
-		Host:   t.Host,
+		Method: http.MethodGet, URL: path, Host: t.Host, Close: true,
 		Header: http.Header{"User-Agent": {userAgent}},
-		Close:  true,
 	}
 	if err := request.Write(conn); err != nil {
 		return err

@@ -275,7 +275,7 @@ func (p slowPath) Socket(netip.Addr) (Socket, error) {
 
 func (p slowPath) Recheck(netip.Addr) error { return nil }
 
-// The time for which the host looks up its own way does not count as the server's.
+// The time in which the host finds its source address does not count for the timeout.
 func TestTimeoutIsTheServers(t *testing.T) {
 	target := tcpTarget(listen(t, "127.0.0.1:0").Addr())
 	target.OnPath = true

@@ -36,18 +36,18 @@ const (
 
 // Checker checks its targets, from the network namespace of its process.
 type Checker struct {
-	log      *slog.Logger
-	path     Path
-	attempt  func(context.Context, *Target) error
-	targets  chan []Target
-	verdicts chan verdict
-	untried  chan error
-	updates  chan Result
-	report   func(reason string) // tells why this host cannot check; nil: nobody wants to know
+	log     *slog.Logger
+	path    Path
+	attempt func(context.Context, *Target) error
+	targets chan []Target
+	changes chan stateChange
+	untried chan error
+	updates chan Result
+	report  func(reason string) // tells why this host cannot check; nil: nobody wants to know
 }
 
-// verdict is a change of a target's state.
-type verdict struct {
+// stateChange is a change of a target's state.
+type stateChange struct {
 	watch   *watch
 	healthy bool
 	reason  string
@@ -56,12 +56,8 @@ type verdict struct {
 // New returns a checker. It works while Run runs. Checks of targets with OnPath use path.
 func New(path Path, log *slog.Logger) *Checker {
 	c := &Checker{
-		log:      log,
-		path:     path,
-		targets:  make(chan []Target),
-		verdicts: make(chan verdict),
-		untried:  make(chan error),
-		updates:  make(chan Result),
+		log: log, path: path, targets: make(chan []Target), changes: make(chan stateChange),
+		untried: make(chan error), updates: make(chan Result),
 	}
 	c.attempt = c.tryOnce
 	return c
@@ -126,8 +122,8 @@ func (c *Checker) Run(ctx context.Context) error {
 			return nil
 		case targets := <-c.targets:
 			b.replace(targets)
-		case v := <-c.verdicts:
-			b.record(v)
+		case change := <-c.changes:
+			b.record(change)
 		case err := <-c.untried:
 			if time.Since(complained) >= complaintInterval {
 				c.complain(err)
@@ -202,17 +198,17 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 	} else if !s.observe(err == nil, w.target.Rise, w.target.Fall) {
 		return
 	}
-	v := verdict{watch: w, healthy: s.state == Healthy}
+	change := stateChange{watch: w, healthy: s.state == Healthy}
 	switch {
 	case err != nil:
-		v.reason = err.Error()
+		change.reason = err.Error()
 	case before == Unchecked:
-		v.reason = "the first successful check"
+		change.reason = "the first successful check"
 	default:
-		v.reason = fmt.Sprintf("successful checks: %d", w.target.Rise)
+		change.reason = fmt.Sprintf("successful checks: %d", w.target.Rise)
 	}
 	select {
-	case c.verdicts <- v:
+	case c.changes <- change:
 	case <-ctx.Done():
 	}
 }

@@ -30,10 +30,8 @@ type fake struct {
 
 func newFake() *fake {
 	return &fake{
-		answer: map[string]error{},
-		hang:   map[string]bool{},
-		checks: map[string][]time.Time{},
-		active: map[string]int{},
+		answer: map[string]error{}, hang: map[string]bool{},
+		checks: map[string][]time.Time{}, active: map[string]int{},
 	}
 }
 
@@ -207,8 +205,8 @@ func TestUncheckedTarget(t *testing.T) {
 	})
 }
 
-// A host that cannot check makes nobody wait for the result: the target is taken for healthy after as
-// many checks as a failing one needs.
+// If the host cannot make checks, nobody waits for a result: after Fall attempts, an unchecked
+// target becomes healthy.
 func TestUntriedChecksOfUncheckedTarget(t *testing.T) {
 	f := newFake()
 	untried := fmt.Errorf("%w: too many open files", ErrUntried)
@@ -323,7 +321,7 @@ func TestRealServers(t *testing.T) {
 	}
 }
 
-// If the reader considers a target failing and it is not, the reader must receive that.
+// The reader takes a target for failing. When a check of it succeeds, the reader must receive that.
 func TestFailingFromTheStart(t *testing.T) {
 	var started []*watch
 	b := newBoard(func(w *watch) { w.stop = func() {}; started = append(started, w) })
@@ -332,7 +330,7 @@ func TestFailingFromTheStart(t *testing.T) {
 	if r, ok := b.news(); ok {
 		t.Errorf("news at once: %+v", r)
 	}
-	b.record(verdict{watch: started[0], healthy: true})
+	b.record(stateChange{watch: started[0], healthy: true})
 	if r, ok := b.news(); !ok || !r.Healthy {
 		t.Errorf("after it recovered: %+v, %v", r, ok)
 	}

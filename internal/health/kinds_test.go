@@ -119,7 +119,7 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// An answer from another port than that of the check does not count, nor does one to another check.
+// An answer counts only if it comes from the port that was asked, and answers this check.
 func TestUDPOfStrangers(t *testing.T) {
 	var sockets [2]*net.UDPConn
 	for i := range sockets {

@@ -68,21 +68,21 @@ type HostPath struct {
 	mark, mask uint32
 
 	mutex sync.Mutex
-	way   *way
+	state *pathState
 }
 
-// way is what one Set has set, and what was found since. Each Set makes a new way. So a lookup that
-// began before a Set leaves its result in the old way, which is no longer used.
-type way struct {
+// pathState is what one Set has set, and what was found since. Each Set makes a new state. So a
+// call of find that began before a Set leaves its result in the old state, which is no longer used.
+type pathState struct {
 	mark, mask uint32
 	by         PathInterface
 	vips       map[netip.Addr]bool
 	// wanted are the addresses that are preferred as sources.
 	wanted []netip.Addr
 
-	// lookups are those that are running. A lookup does not hold the mutex. So a check waits only
-	// for lookups that it needs itself.
-	lookups singleflight.Group
+	// running has the calls of find that have not ended. They do not hold the mutex. So a check
+	// waits only for those that it needs itself.
+	running singleflight.Group
 	mutex   sync.Mutex      // of the fields below
 	sources map[bool]source // the keys are true for IPv4, false for IPv6
 	// returns tells for IPv4 VIPs whether the host accepts the answers of servers.
@@ -100,7 +100,7 @@ type PathInterface struct {
 type source struct {
 	address netip.Addr
 	err     error
-	isMade  bool // the neighbour entry, the route and the rule of the family were made
+	isReady bool // the neighbour entry, the route and the rule of the family were made
 	found   time.Time
 }
 
@@ -112,14 +112,16 @@ type finding struct {
 
 // NewHostPath returns a path for packets whose mark, within the bits of mask, is mark. It can be
 // used after Set.
-func NewHostPath(mark, mask uint32) *HostPath { return &HostPath{mark: mark, mask: mask, way: &way{}} }
+func NewHostPath(mark, mask uint32) *HostPath {
+	return &HostPath{mark: mark, mask: mask, state: &pathState{}}
+}
 
 // Set makes the path lead through an interface. The VIPs cannot be source addresses. The wanted
 // addresses are preferred as source addresses, if the host has them. If the interface is another
 // one than before, Set also removes the rules that killed processes have left for interfaces that
-// are gone. An error is about this removal only: the path works all the same.
+// are gone. An error is about this removal only: the path works nevertheless.
 func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
-	next := &way{
+	next := &pathState{
 		mark: p.mark, mask: p.mask, by: by, vips: map[netip.Addr]bool{}, wanted: wanted,
 		sources: map[bool]source{}, returns: map[netip.Addr]finding{},
 	}
@@ -127,8 +129,8 @@ func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
 		next.vips[vip] = true
 	}
 	p.mutex.Lock()
-	before := p.way
-	p.way = next
+	before := p.state
+	p.state = next
 	p.mutex.Unlock()
 	if by.Index != before.by.Index {
 		return RemoveOrphanPaths(p.mark)
@@ -136,58 +138,59 @@ func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
 	return nil
 }
 
-// present returns the present way. It returns false before the first Set.
-func (p *HostPath) present() (*way, bool) {
+// present returns the present state. It returns false before the first Set.
+func (p *HostPath) present() (*pathState, bool) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	return p.way, p.way.by.Index != 0
+	return p.state, p.state.by.Index != 0
 }
 
-// make makes the neighbour entry, the route and the rule of a family, unless they exist. isMade
-// tells that this way has made them before. Then make does not replace the route, because the
-// kernel would tell every listener of the change. The first time, it replaces the route, because
-// its MTU may differ.
-func (w *way) make(f family, isMade bool) error {
+// install makes the neighbour entry, the route and the rule of a family, unless they exist. isReady
+// tells that install has made them before in this state. Then it does not replace the route,
+// because the kernel would tell every listener of the change. The first time, it replaces the
+// route, because its MTU may differ.
+func (state *pathState) install(f family, isReady bool) error {
 	err := netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: w.by.Index, Family: f.number, State: netlink.NUD_PERMANENT, IP: f.gateway,
+		LinkIndex: state.by.Index, Family: f.number, State: netlink.NUD_PERMANENT, IP: f.gateway,
 		HardwareAddr: gatewayMAC,
 	})
 	if err != nil {
-		return fmt.Errorf("add neighbour %s to %s: %w", f.gateway, w.by.Name, err)
+		return fmt.Errorf("add neighbour %s to %s: %w", f.gateway, state.by.Name, err)
 	}
 	write := netlink.RouteReplace
-	if isMade {
+	if isReady {
 		write = netlink.RouteAdd
 	}
 	err = write(&netlink.Route{
-		LinkIndex: w.by.Index, Family: f.number, Table: firstTable + w.by.Index, Dst: f.everyone,
-		Gw: f.gateway, Flags: int(netlink.FLAG_ONLINK), MTU: max(w.by.MTU-room, leastMTU),
+		LinkIndex: state.by.Index, Family: f.number, Table: firstTable + state.by.Index,
+		Dst: f.everyone, Gw: f.gateway, Flags: int(netlink.FLAG_ONLINK),
+		MTU: max(state.by.MTU-room, leastMTU),
 	})
 	if err = ignoring(unix.EEXIST, err); err != nil {
-		return fmt.Errorf("add a route to table %d: %w", firstTable+w.by.Index, err)
+		return fmt.Errorf("add a route to table %d: %w", firstTable+state.by.Index, err)
 	}
-	err = netlink.RuleAdd(w.rule(f))
+	err = netlink.RuleAdd(state.rule(f))
 	if err = ignoring(unix.EEXIST, err); err != nil {
-		return fmt.Errorf("add a rule for mark %#x: %w", w.mark, err)
+		return fmt.Errorf("add a rule for mark %#x: %w", state.mark, err)
 	}
 	return nil
 }
 
 // rule returns the rule of a family.
-func (w *way) rule(f family) *netlink.Rule {
+func (state *pathState) rule(f family) *netlink.Rule {
 	rule := netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table = f.number, rulePriority, firstTable+w.by.Index
-	rule.Mark, rule.Mask, rule.OifName = w.mark, &w.mask, w.by.Name
+	rule.Family, rule.Priority, rule.Table = f.number, rulePriority, firstTable+state.by.Index
+	rule.Mark, rule.Mask, rule.OifName = state.mark, &state.mask, state.by.Name
 	return rule
 }
 
 // Close removes what the path has made in the host. No check may be under way.
 func (p *HostPath) Close() error {
-	w, ok := p.present()
+	state, ok := p.present()
 	if !ok {
 		return nil
 	}
-	return RemovePath(p.mark, w.by.Index)
+	return RemovePath(p.mark, state.by.Index)
 }
 
 // RemovePath removes what paths with this mark, through the interface with this index, have made in
@@ -197,7 +200,7 @@ func RemovePath(mark uint32, index int) error {
 		if rule.Table != firstTable+index {
 			return false, nil
 		}
-		return true, clear(f, index)
+		return true, removeRoute(f, index)
 	})
 }
 
@@ -243,8 +246,8 @@ func removeRules(mark uint32, choose func(family, *netlink.Rule) (remove bool, e
 	return errors.Join(errs...)
 }
 
-// clear removes the route and the neighbour entry of a family.
-func clear(f family, index int) error {
+// removeRoute removes the route and the neighbour entry of a family.
+func removeRoute(f family, index int) error {
 	route := netlink.RouteDel(&netlink.Route{
 		LinkIndex: index, Family: f.number, Table: firstTable + index, Dst: f.everyone, Gw: f.gateway,
 		Flags: int(netlink.FLAG_ONLINK),
@@ -277,73 +280,73 @@ type Socket struct {
 // Socket returns what a socket to a VIP needs. It returns an error if the host has no address from
 // which it can check the VIP, or would drop the answers.
 func (p *HostPath) Socket(vip netip.Addr) (Socket, error) {
-	w, ok := p.present()
+	state, ok := p.present()
 	if !ok {
 		return Socket{}, errors.New("the data path is not attached")
 	}
-	s := w.source(vip.Is4())
+	s := state.source(vip.Is4())
 	if s.err == nil && vip.Is4() {
-		s.err = w.checkReturn4(vip, addressLife)
+		s.err = state.checkReturn4(vip, addressLife)
 	}
-	return Socket{w.by.Name, s.address}, s.err
+	return Socket{state.by.Name, s.address}, s.err
 }
 
 // Recheck returns why the host would drop the answers of a VIP at this moment, or nil if it would
 // accept them. It is for use after a check without an answer.
 func (p *HostPath) Recheck(vip netip.Addr) error {
-	w, ok := p.present()
+	state, ok := p.present()
 	if !ok || !vip.Is4() {
 		return nil
 	}
-	return w.checkReturn4(vip, recheckPause)
+	return state.checkReturn4(vip, recheckPause)
 }
 
 // checkReturn4 returns why the host would drop the answers of an IPv4 VIP, or nil if it would
-// accept them. It uses a finding that is at most as old as life, or else looks it up.
-func (w *way) checkReturn4(vip netip.Addr, life time.Duration) error {
+// accept them. It uses a finding that is at most as old as life, or else makes a new one.
+func (state *pathState) checkReturn4(vip netip.Addr, life time.Duration) error {
 	known := func() finding {
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		return w.returns[vip]
+		state.mutex.Lock()
+		defer state.mutex.Unlock()
+		return state.returns[vip]
 	}
 	isFresh := func() bool { return time.Since(known().found) <= life }
-	w.lookUp(vip.String(), isFresh, func() {
-		err := findOwn(w.by, vip)
+	state.refresh(vip.String(), isFresh, func() {
+		err := findOwn(state.by, vip)
 		if err == nil {
-			err = findReturn4(w.by, vip)
+			err = findReturn4(state.by, vip)
 		}
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		w.returns[vip] = finding{err, time.Now()}
+		state.mutex.Lock()
+		defer state.mutex.Unlock()
+		state.returns[vip] = finding{err, time.Now()}
 	})
 	return known().err
 }
 
 // source returns the source address of a family, and sees that the family's route and rule exist.
-func (w *way) source(is4 bool) source {
+func (state *pathState) source(is4 bool) source {
 	known := func() source {
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		return w.sources[is4]
+		state.mutex.Lock()
+		defer state.mutex.Unlock()
+		return state.sources[is4]
 	}
 	isFresh := func() bool { return time.Since(known().found) <= addressLife }
-	w.lookUp(fmt.Sprint(is4), isFresh, func() {
-		s := w.find(is4, known().isMade)
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		w.sources[is4] = s
+	state.refresh(fmt.Sprint(is4), isFresh, func() {
+		s := state.find(is4, known().isReady)
+		state.mutex.Lock()
+		defer state.mutex.Unlock()
+		state.sources[is4] = s
 	})
 	return known()
 }
 
-// lookUp calls find, unless isFresh returns true. If several goroutines call lookUp with the same
+// refresh calls find, unless isFresh returns true. If several goroutines call refresh with the same
 // key, one of them calls find, and the others wait for it.
-func (w *way) lookUp(key string, isFresh func() bool, find func()) {
+func (state *pathState) refresh(key string, isFresh func() bool, find func()) {
 	if isFresh() {
 		return
 	}
-	_, _, _ = w.lookups.Do(key, func() (any, error) {
-		if !isFresh() { // it is fresh if another lookup has just ended
+	_, _, _ = state.running.Do(key, func() (any, error) {
+		if !isFresh() { // it is fresh if another call of find has just ended
 			find()
 		}
 		return nil, nil
@@ -351,15 +354,15 @@ func (w *way) lookUp(key string, isFresh func() bool, find func()) {
 }
 
 // find makes the route and the rule of a family, and chooses the source address.
-func (w *way) find(is4, isMade bool) source {
+func (state *pathState) find(is4, isReady bool) source {
 	f := ipv6
 	if is4 {
 		f = ipv4
 	}
-	s := source{isMade: isMade, found: time.Now()}
-	if s.err = w.make(f, isMade); s.err == nil {
-		s.isMade = true
-		s.address, s.err = w.choose(f)
+	s := source{isReady: isReady, found: time.Now()}
+	if s.err = state.install(f, isReady); s.err == nil {
+		s.isReady = true
+		s.address, s.err = state.choose(f)
 	}
 	return s
 }
@@ -367,7 +370,7 @@ func (w *way) find(is4, isMade bool) source {
 // choose returns the source address of a family: a preferred address, or else the first address of
 // the interface, or else the first address of any other interface. Servers must have a route to
 // this address. A VIP cannot be a source, because the servers have it, too.
-func (w *way) choose(f family) (netip.Addr, error) {
+func (state *pathState) choose(f family) (netip.Addr, error) {
 	all, err := netlink.AddrList(nil, f.number)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list the addresses of the host: %w", err)
@@ -376,31 +379,31 @@ func (w *way) choose(f family) (netip.Addr, error) {
 	score := 0
 	for _, a := range all {
 		address, ok := netip.AddrFromSlice(a.IP)
-		if address = address.Unmap(); !ok || !w.canBeSource(address, a) {
+		if address = address.Unmap(); !ok || !state.canBeSource(address, a) {
 			continue
 		}
-		if s := w.score(address, a.LinkIndex); s > score {
+		if s := state.score(address, a.LinkIndex); s > score {
 			best, score = address, s
 		}
 	}
 	if score == 0 {
-		return best, fmt.Errorf("%s has no address from which it can check servers", w.by.Name)
+		return best, fmt.Errorf("%s has no address from which it can check servers", state.by.Name)
 	}
 	return best, nil
 }
 
 // canBeSource tells whether an address can be a source: it is usable, and no VIP.
-func (w *way) canBeSource(address netip.Addr, a netlink.Addr) bool {
+func (state *pathState) canBeSource(address netip.Addr, a netlink.Addr) bool {
 	const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
-	return address.IsGlobalUnicast() && !w.vips[address] && a.Flags&unusable == 0
+	return address.IsGlobalUnicast() && !state.vips[address] && a.Flags&unusable == 0
 }
 
 // score is higher for better sources.
-func (w *way) score(address netip.Addr, index int) int {
+func (state *pathState) score(address netip.Addr, index int) int {
 	switch {
-	case slices.Contains(w.wanted, address):
+	case slices.Contains(state.wanted, address):
 		return 3
-	case index == w.by.Index:
+	case index == state.by.Index:
 		return 2
 	}
 	return 1

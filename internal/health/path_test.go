@@ -76,8 +76,8 @@ func (h *host) requireSource(vip netip.Addr, want string) {
 	}
 }
 
-// requireWay requires that marked packets from the source leave through the interface.
-func (h *host) requireWay(vip netip.Addr) {
+// requireRoute requires that marked packets to a VIP leave through the interface.
+func (h *host) requireRoute(vip netip.Addr) {
 	h.Helper()
 	routes, err := netlink.RouteGetWithOptions(vip.AsSlice(), &netlink.RouteGetOptions{Mark: mark | 7, Oif: "eth0"})
 	h.must(err)
@@ -86,7 +86,7 @@ func (h *host) requireWay(vip netip.Addr) {
 		want = ipv4.gateway
 	}
 	if len(routes) != 1 || routes[0].LinkIndex != h.eth0.Attrs().Index || !routes[0].Gw.Equal(want) {
-		h.Errorf("the way to %s is %v", vip, routes)
+		h.Errorf("the route to %s is %v", vip, routes)
 	}
 }
 
@@ -104,8 +104,8 @@ func TestPath(t *testing.T) {
 	in(t, func(h *host) {
 		h.requireSource(vips[0], "10.0.0.1")
 		h.requireSource(vips[2], "2001:db8:0:1::1")
-		h.requireWay(vips[0])
-		h.requireWay(vips[2])
+		h.requireRoute(vips[0])
+		h.requireRoute(vips[2])
 
 		// The kernel removes routes and neighbours of an interface that goes down.
 		h.must(netlink.LinkSetDown(h.eth0))
@@ -114,8 +114,8 @@ func TestPath(t *testing.T) {
 		h.set()
 		h.requireSource(vips[0], "10.0.0.1")
 		h.requireSource(vips[2], "2001:db8:0:1::1")
-		h.requireWay(vips[0])
-		h.requireWay(vips[2])
+		h.requireRoute(vips[0])
+		h.requireRoute(vips[2])
 
 		h.must(h.Close())
 		for _, f := range []family{ipv4, ipv6} {
@@ -147,7 +147,7 @@ func TestSources(t *testing.T) {
 		h.addTo("lo", "2001:db8:ffff::1/128")
 		h.set()
 		h.requireSource(vips[2], "2001:db8:0:1::1")
-		h.requireWay(vips[2]) // although the host has the VIP
+		h.requireRoute(vips[2]) // although the host has the VIP
 		h.set(netip.MustParseAddr("2001:db8:ffff::1"), netip.MustParseAddr("2001:db8:ffff::2"))
 		h.requireSource(vips[2], "2001:db8:ffff::1")
 		address, err := netlink.ParseAddr("2001:db8:0:1::1/64")
@@ -181,18 +181,18 @@ func TestOwnIPv4VIP(t *testing.T) {
 		h.setSysctl("eth0/accept_local", "1")
 		h.set()
 		h.requireSource(vips[1], "10.0.0.1")
-		h.requireWay(vips[1]) // the host's own
+		h.requireRoute(vips[1]) // the host has this VIP itself
 	})
 }
 
-// No check waits for a lookup that it does not need itself. Checks that need the same wait for it.
+// A check waits only for the findings that it needs itself.
 func TestLookupsDelayNoOtherCheck(t *testing.T) {
 	in(t, func(h *host) {
 		never := func() bool { return false }
 		began, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(ended)
-			h.way.lookUp(vips[0].String(), never, func() { close(began); <-end })
+			h.state.refresh(vips[0].String(), never, func() { close(began); <-end })
 		}()
 		<-began
 		h.requireSource(vips[1], "10.0.0.1")
@@ -205,8 +205,8 @@ func TestLookupsDelayNoOtherCheck(t *testing.T) {
 	})
 }
 
-// What is there is not written again: each route that is written makes everybody who follows routes
-// read them all.
+// Routes and neighbour entries that exist are not written again: after each written route, every
+// process that follows routes reads all of them.
 func TestWritesOnlyWhatIsMissing(t *testing.T) {
 	in(t, func(h *host) {
 		h.requireSource(vips[0], "10.0.0.1")
@@ -215,17 +215,17 @@ func TestWritesOnlyWhatIsMissing(t *testing.T) {
 		defer close(done)
 		h.must(netlink.RouteSubscribe(routes, done))
 		h.must(netlink.NeighSubscribe(neighbours, done))
-		for is4, s := range h.way.sources {
+		for is4, s := range h.state.sources {
 			s.found = time.Now().Add(-2 * addressLife)
-			h.way.sources[is4] = s
+			h.state.sources[is4] = s
 		}
 		h.requireSource(vips[0], "10.0.0.1")
 		h.requireSource(vips[2], "2001:db8:0:1::1")
-		if time.Since(h.way.sources[true].found) > addressLife || time.Since(h.way.sources[false].found) > addressLife {
-			t.Fatal("the way was not made again")
+		if time.Since(h.state.sources[true].found) > addressLife || time.Since(h.state.sources[false].found) > addressLife {
+			t.Fatal("the sources were not found again")
 		}
 		index := h.eth0.Attrs().Index
-		for _, f := range []family{ipv4, ipv6} { // the messages that end what is looked at
+		for _, f := range []family{ipv4, ipv6} { // the messages about these routes end the search below
 			h.must(netlink.RouteAdd(&netlink.Route{
 				LinkIndex: index, Family: f.number, Table: 7777, Dst: f.everyone,
 			}))
@@ -259,9 +259,9 @@ func (h *host) setSysctl(name, value string) {
 	h.must(os.WriteFile("/proc/thread-self/root/proc/sys/net/ipv4/conf/"+name, []byte(value), 0))
 }
 
-// exchangeOnPath sends a datagram from the VIP of the peer's host to a socket of a check, and
+// answerArrives sends a datagram from a VIP in the peer's namespace to a socket of a check, and
 // tells whether it arrives.
-func (h *host) exchangeOnPath(vip netip.Addr, peer *testhost.Namespace) bool {
+func (h *host) answerArrives(vip netip.Addr, peer *testhost.Namespace) bool {
 	h.Helper()
 	var config net.ListenConfig
 	config.Control = func(_, _ string, raw syscall.RawConn) error {
@@ -286,8 +286,8 @@ func (h *host) exchangeOnPath(vip netip.Addr, peer *testhost.Namespace) bool {
 	return err == nil
 }
 
-// The kernel drops answers by the reverse path, and the path says so. The test compares what the
-// path says with what the kernel does.
+// The path reports that rp_filter makes the kernel drop answers. The test compares the report with
+// what the kernel does.
 func TestReversePath(t *testing.T) {
 	server := testhost.NewNamespace(t)
 	inWith(t, server, func(h *host) {
@@ -360,16 +360,16 @@ func TestReversePath(t *testing.T) {
 				t.Errorf("%s: %v, want %q", c.name, err, c.want)
 			}
 			h.setSysctl(scope+"/rp_filter", "0")
-			h.way.returns[vips[0]] = finding{h.way.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			h.state.returns[vips[0]] = finding{h.state.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if err := h.Recheck(vips[0]); err != nil {
 				t.Errorf("%s: without the filter: %v", c.name, err)
 			}
 			h.setSysctl(scope+"/rp_filter", value)
-			h.way.returns[vips[0]] = finding{h.way.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			h.state.returns[vips[0]] = finding{h.state.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if again := h.Recheck(vips[0]); fmt.Sprint(again) != fmt.Sprint(err) {
 				t.Errorf("%s: at first %v, and then %v", c.name, err, again)
 			}
-			if arrives := h.exchangeOnPath(vips[0], server); arrives != (c.want == "") {
+			if arrives := h.answerArrives(vips[0], server); arrives != (c.want == "") {
 				t.Errorf("%s: an answer arrives: %v", c.name, arrives)
 			}
 			if _, err := h.Socket(vips[2]); err != nil {
@@ -446,14 +446,14 @@ func TestUnattached(t *testing.T) {
 func TestSourcesAreKept(t *testing.T) {
 	in(t, func(h *host) {
 		h.requireSource(vips[0], "10.0.0.1")
-		s := h.way.sources[true]
+		s := h.state.sources[true]
 		h.requireSource(vips[1], "10.0.0.1")
-		if h.way.sources[true] != s {
+		if h.state.sources[true] != s {
 			h.Error("chosen twice")
 		}
 		s.found = time.Now().Add(-2 * addressLife)
 		s.address = netip.Addr{}
-		h.way.sources[true] = s
+		h.state.sources[true] = s
 		h.requireSource(vips[1], "10.0.0.1")
 	})
 }

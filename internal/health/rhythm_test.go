@@ -73,8 +73,8 @@ func TestPhasesSpread(t *testing.T) {
 }
 
 // A check that begins late, because the host has no CPU time for it, cannot fail by its timeout. It
-// can succeed, and a bad answer proves that the server fails. It is not one that the host cannot make:
-// an unchecked server waits for the next one.
+// can succeed, and a bad answer proves that the server fails. After a timeout of such a check, an
+// unchecked server stays unchecked.
 func TestLateChecks(t *testing.T) {
 	for _, test := range []struct {
 		late    time.Duration
@@ -89,12 +89,12 @@ func TestLateChecks(t *testing.T) {
 		{time.Hour, Failing, nil, true},
 	} {
 		c := New(nil, slog.New(slog.DiscardHandler))
-		c.verdicts, c.untried = make(chan verdict, 1), make(chan error, 1)
+		c.changes, c.untried = make(chan stateChange, 1), make(chan error, 1)
 		c.attempt = func(context.Context, *Target) error { return test.err }
 		w := &watch{target: target("s1")}
 		w.target.Rise, w.target.Fall = 1, 1
 		c.check(t.Context(), w, &streak{state: test.before}, test.late)
-		if changes := len(c.verdicts) > 0; changes != test.changes || changes == (len(c.untried) > 0) {
+		if changes := len(c.changes) > 0; changes != test.changes || changes == (len(c.untried) > 0) {
 			t.Errorf("late by %v: changes %v, complaints: %d", test.late, changes, len(c.untried))
 		}
 	}

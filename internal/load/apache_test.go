@@ -162,7 +162,7 @@ func (a *apache) signal(s syscall.Signal) {
 
 func (a *apache) scoreboard() string { return filepath.Join(a.dir, "scoreboard") }
 
-// eventually polls a condition that has no notification.
+// eventually waits until check returns no error. It polls, because nothing tells when that is.
 func (a *apache) eventually(what string, check func() error) {
 	a.t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
@@ -283,8 +283,7 @@ func TestApache(t *testing.T) {
 		mpm      string
 		capacity uint32 // capacity in the scoreboard
 		keeping  uint32 // workers that one kept-alive connection occupies
-		// Workers that count, if one serves a connection from before a graceful restart.
-		old uint32
+		old      uint32 // workers that count for each request from before a graceful restart
 	}{
 		{mpm: "prefork", capacity: 12, keeping: 1, old: 1},
 		{mpm: "event", capacity: 6 * 4, keeping: 0, old: 0},

@@ -183,7 +183,8 @@ func TestParsersOfCgroupFiles(t *testing.T) {
 	}
 }
 
-// Compares with the kernel's numbers for a process that only computes.
+// A control group of the kernel has no load while it is empty, and some load when a process in it
+// only computes.
 func TestCgroupOfTheKernel(t *testing.T) {
 	path := realGroup(t)
 	c := NewCgroup(path)

@@ -28,8 +28,8 @@ type Source interface {
 	Read() (Load, error)
 }
 
-// openRegular opens a file that belongs to somebody else, who is not trusted. It refuses everything
-// but regular files. If the file is a FIFO, it does not wait for a writer.
+// openRegular opens a file whose owner is not trusted. It refuses everything but regular files. If
+// the file is a FIFO, it does not wait for a writer.
 func openRegular(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

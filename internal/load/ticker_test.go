@@ -33,7 +33,7 @@ func TestKernelTicker(t *testing.T) {
 	}
 }
 
-// Ticks that nobody waits for are one tick: the next one is not due at once.
+// Ticks that nobody has waited for count as one tick: the next one is not due at once.
 func TestKernelTickerSkips(t *testing.T) {
 	const interval = 50 * time.Millisecond
 	ticks := startTicker(t, interval)

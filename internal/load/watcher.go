@@ -57,13 +57,8 @@ type Watcher struct {
 // If the source is an io.Closer, the watcher closes it after the last read.
 func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Logger, report func(State)) *Watcher {
 	return &Watcher{
-		source:     source,
-		interval:   interval,
-		staleAfter: staleAfter,
-		report:     report,
-		log:        log,
-		newTicker:  newKernelTicker,
-		state:      State{Stale: true},
+		source: source, interval: interval, staleAfter: staleAfter, report: report, log: log,
+		newTicker: newKernelTicker, state: State{Stale: true},
 	}
 }
 
@@ -142,7 +137,7 @@ func (w *Watcher) record(l Load, err error) {
 }
 
 // checkStale reports that the source is stale, if it is stale and that was not reported yet. It
-// returns after what time to check again.
+// returns the time until the next check.
 func (w *Watcher) checkStale() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

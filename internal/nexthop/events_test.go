@@ -14,15 +14,15 @@ import (
 
 // TestEventsThatMatter makes changes to a kernel. Some of them could change the path to a server.
 func TestEventsThatMatter(t *testing.T) {
-	onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
-		left := s.left.String()
+	forBothVersions(t, unprepared, func(t *testing.T, n *network, v version) {
+		left := v.left.String()
 		words := strings.NewReplacer("UNUSED", strings.Replace(left, "2", "77", 1), "LEFT", left,
-			"FAR", map[string]string{"ipv6": "2001:db8::/32", "ipv4": "198.51.100.0/24"}[s.family],
-			"AGGREGATE", s.aggregate)
-		n.ip(s, fmt.Sprintf("route add %s via %s", s.locator, left),
+			"FAR", map[string]string{"ipv6": "2001:db8::/32", "ipv4": "198.51.100.0/24"}[v.family],
+			"AGGREGATE", v.aggregate)
+		n.ip(v, fmt.Sprintf("route add %s via %s", v.locator, left),
 			words.Replace("neigh replace LEFT lladdr 02:00:00:00:00:01 dev left"))
 		r := New(nil, n.resolver.log)
-		r.retarget([]netip.Addr{s.server})
+		r.retarget([]netip.Addr{v.server})
 		var events <-chan syscall.NetlinkMessage
 		n.do(func() (err error) {
 			if events, err = subscribe(t.Context()); err == nil {
@@ -46,7 +46,7 @@ func TestEventsThatMatter(t *testing.T) {
 			{"rule add to FAR lookup 77", true},
 			{"nexthop add id 9 via LEFT dev left", true},
 		} {
-			n.ip(s, words.Replace(c.command))
+			n.ip(v, words.Replace(c.command))
 			if got := n.matter(r, events); got != c.matters {
 				t.Errorf("%q matters: %v", c.command, got)
 			}

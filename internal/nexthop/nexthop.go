@@ -66,7 +66,7 @@ const refresh = 30 * time.Second
 const retry = time.Second
 
 // leisure limits the cost of endless events. After a reading, events cause no other reading for
-// leisure times the duration of the first.
+// leisure times the duration of this reading.
 const leisure = 9
 
 // Resolver follows interfaces by their names, and the routes and neighbours of its
@@ -102,14 +102,9 @@ type Resolver struct {
 // runs.
 func New(own []string, log *slog.Logger) *Resolver {
 	return &Resolver{
-		log:        log,
-		own:        own,
-		changes:    make(chan []netip.Addr),
-		updates:    make(chan Update),
-		routed:     map[netip.Addr]bool{},
-		neighbours: map[neighbour]*known{},
-		managed:    map[neighbour]bool{},
-		problems:   map[netip.Addr]string{},
+		log: log, own: own, changes: make(chan []netip.Addr), updates: make(chan Update),
+		routed: map[netip.Addr]bool{}, problems: map[netip.Addr]string{},
+		neighbours: map[neighbour]*known{}, managed: map[neighbour]bool{},
 	}
 }
 
@@ -239,8 +234,8 @@ func (r *Resolver) resolve() (Update, error) {
 	problems := map[netip.Addr]string{}
 	for _, target := range r.targets {
 		f := r.found[target]
-		for _, way := range f.ways { // the first error is enough
-			f.err = cmp.Or(f.err, failures[way])
+		for _, n := range f.neighbours { // the first error is enough
+			f.err = cmp.Or(f.err, failures[n])
 		}
 		hop, ok := r.hop(kernel, f)
 		switch {
@@ -252,8 +247,8 @@ func (r *Resolver) resolve() (Update, error) {
 		case f.err != nil:
 			now.Problems[target] = f.err.Error()
 		default: // the kernel keeps asking for the neighbours, and none has answered yet
-			now.Problems[target] = fmt.Sprintf("%s does not answer on %s", f.ways[0].address,
-				kernel.links[f.ways[0].ifindex].Name)
+			now.Problems[target] = fmt.Sprintf("%s does not answer on %s", f.neighbours[0].address,
+				kernel.links[f.neighbours[0].ifindex].Name)
 		}
 	}
 	r.report(problems)
@@ -322,19 +317,19 @@ func (k *known) learn(e entry) {
 func (r *Resolver) follow(kernel *snapshot) map[neighbour]error {
 	used := map[neighbour]*known{}
 	for target, f := range r.found {
-		for _, way := range f.ways {
-			if used[way] == nil {
-				used[way] = cmp.Or(r.neighbours[way], &known{})
+		for _, n := range f.neighbours {
+			if used[n] == nil {
+				used[n] = cmp.Or(r.neighbours[n], &known{})
 			}
 		}
 		r.resume(target, used)
 	}
 	r.neighbours = used
 	failures := map[neighbour]error{}
-	for way, known := range used {
-		known.learn(kernel.neighbours[way])
-		if err := r.manage(kernel, way); err != nil {
-			failures[way] = err
+	for n, known := range used {
+		known.learn(kernel.neighbours[n])
+		if err := r.manage(kernel, n); err != nil {
+			failures[n] = err
 		}
 	}
 	r.release(kernel.neighbours)
@@ -349,29 +344,28 @@ func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 		return
 	}
 	delete(r.resumed, target)
-	for _, way := range r.found[target].ways {
-		if way.ifindex == hop.Link.Index {
-			*neighbours[way] = known{hop.MAC, hop.Silent}
+	for _, n := range r.found[target].neighbours {
+		if n.ifindex == hop.Link.Index {
+			*neighbours[n] = known{hop.MAC, hop.Silent}
 			return
 		}
 	}
 }
 
 // hop returns the next hop by the first neighbour of a route that answers, or else by the first one
-// that ever did. The last known MAC address stays in use while the kernel looks for a neighbour,
-// and after that has failed: the neighbour may be back before the kernel asks again. hop returns
-// false if no neighbour of the route has a known MAC address.
+// whose MAC address is known. The last known MAC address stays in use while the kernel looks for a
+// neighbour, and after that has failed: the neighbour may be back before the kernel asks again. hop
+// returns false if no neighbour of the route has a known MAC address.
 func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 	var best Hop
-	for _, way := range f.ways {
-		k, link := r.neighbours[way], kernel.links[way.ifindex]
+	for _, n := range f.neighbours {
+		k, link := r.neighbours[n], kernel.links[n.ifindex]
 		if k.mac == [6]byte{} || link.MAC == [6]byte{} {
 			continue
 		}
-		if best.Via.IsValid() && k.silent {
-			continue
+		if !best.Via.IsValid() || !k.silent { // it is the first one, or answers
+			best = Hop{MAC: k.mac, Via: n.address, Link: link, Silent: k.silent, Default: f.bits == 0}
 		}
-		best = Hop{MAC: k.mac, Via: way.address, Link: link, Silent: k.silent, Default: f.bits == 0}
 		if !k.silent {
 			break
 		}
@@ -381,38 +375,38 @@ func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 
 // manage makes the kernel keep a neighbour resolved, unless it does so already. If the entry is
 // from a resolver, this resolver will release it.
-func (r *Resolver) manage(s *snapshot, way neighbour) error {
-	link := s.links[way.ifindex]
+func (r *Resolver) manage(s *snapshot, n neighbour) error {
+	link := s.links[n.ifindex]
 	if link.MAC == [6]byte{} {
 		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
 	}
-	if e := s.neighbours[way]; e.managed || e.fixed {
+	if e := s.neighbours[n]; e.managed || e.fixed {
 		if e.ours {
 			// This resolver also releases what a killed process has left. If a running process
 			// still needs the entry, that process makes it managed again.
-			r.managed[way] = true
+			r.managed[n] = true
 		}
 		return nil
 	}
-	if err := setManaged(way, true); err != nil {
-		return fmt.Errorf("resolve %s on %s: %w", way.address, link.Name, err)
+	if err := setManaged(n, true); err != nil {
+		return fmt.Errorf("resolve %s on %s: %w", n.address, link.Name, err)
 	}
-	r.managed[way] = true
+	r.managed[n] = true
 	return nil
 }
 
 // release releases the neighbours that are not used any more.
 func (r *Resolver) release(all map[neighbour]entry) {
-	for way := range r.managed {
-		if r.neighbours[way] != nil {
+	for n := range r.managed {
+		if r.neighbours[n] != nil {
 			continue
 		}
-		delete(r.managed, way)
-		if !all[way].ours {
+		delete(r.managed, n)
+		if !all[n].ours {
 			continue // the entry is gone, or somebody else keeps it now
 		}
-		if err := setManaged(way, false); err != nil {
-			r.log.Error("give back a neighbour", "address", way.address, "error", err)
+		if err := setManaged(n, false); err != nil {
+			r.log.Error("give back a neighbour", "address", n.address, "error", err)
 		}
 	}
 }

@@ -81,7 +81,6 @@ func parseRoute(message []byte) (*route, bool) {
 // rtaNhID is RTA_NH_ID: the number of a nexthop object.
 const rtaNhID = 30
 
-// read reads an attribute of a path.
 func (p *path) read(kind uint16, value []byte) {
 	switch kind {
 	case unix.RTA_OIF:

@@ -120,9 +120,9 @@ func (t *table) find(target netip.Addr) []*route {
 
 // found is the result of a lookup of a target in the routing tables.
 type found struct {
-	ways []neighbour // the preferred one first; none if there is an error
-	bits int         // length of the route's prefix; 0: default route; -1: no route
-	err  error
+	neighbours []neighbour // the preferred one first; none if there is an error
+	bits       int         // length of the route's prefix; 0: default route; -1: no route
+	err        error
 }
 
 // nowhere is the result for a target without a route.
@@ -156,8 +156,8 @@ func (p *policy) lookup(target netip.Addr) found {
 			if len(routes) == 0 || rule.passesOver(routes[0]) {
 				continue
 			}
-			ways, err := waysOf(routes, target)
-			return found{ways, routes[0].prefix.Bits(), err}
+			neighbours, err := neighboursOf(routes, target)
+			return found{neighbours, routes[0].prefix.Bits(), err}
 		}
 	}
 	return nowhere
@@ -180,8 +180,8 @@ func ask(target netip.Addr) found {
 	if !ok || !r.prefix.Contains(target) || resolveObjects([]*route{r}) != nil || !r.inUse() {
 		return nowhere
 	}
-	ways, err := waysOf([]*route{r}, target)
-	return found{ways, r.prefix.Bits(), err}
+	neighbours, err := neighboursOf([]*route{r}, target)
+	return found{neighbours, r.prefix.Bits(), err}
 }
 
 // IsOwn tells whether the kernel delivers packets to an address on this host.
@@ -192,19 +192,19 @@ func (p *policy) ruleAt(priority uint32) int {
 	return slices.IndexFunc(p.rules, func(r rule) bool { return r.priority == priority })
 }
 
-// waysOf lists the neighbours that the routes of a prefix lead to, in the order of the routes. It
-// stops at the first route that does not lead to another host. If that is the very first route, it
-// returns the reason as an error.
-func waysOf(routes []*route, target netip.Addr) (ways []neighbour, err error) {
+// neighboursOf lists the neighbours that the routes of a prefix lead to, in the order of the
+// routes. It stops at the first route that does not lead to another host. If that is the very first
+// route, it returns the reason as an error.
+func neighboursOf(routes []*route, target netip.Addr) (neighbours []neighbour, err error) {
 	for _, r := range routes {
 		if r.kind != unix.RTN_UNICAST {
 			err = refusal(r)
 			break
 		}
-		ways = append(ways, r.neighbours(target)...)
+		neighbours = append(neighbours, r.neighbours(target)...)
 	}
-	if len(ways) > 0 {
-		return ways, nil
+	if len(neighbours) > 0 {
+		return neighbours, nil
 	}
 	return nil, err
 }
@@ -217,14 +217,14 @@ func (r *route) neighbours(target netip.Addr) []neighbour {
 			return cmp.Compare(a.order(target), b.order(target))
 		})
 	}
-	ways := make([]neighbour, 0, len(paths))
+	neighbours := make([]neighbour, 0, len(paths))
 	for _, p := range paths {
 		if !p.gateway.IsValid() {
 			p.gateway = target
 		}
-		ways = append(ways, neighbour{p.ifindex, p.gateway})
+		neighbours = append(neighbours, neighbour{p.ifindex, p.gateway})
 	}
-	return ways
+	return neighbours
 }
 
 // refusals are the kinds of routes that drop packets, with their names.

@@ -46,7 +46,8 @@ func sysctl(t *testing.T, ns *testhost.Namespace, path, value string) {
 	testhost.Must(t, err)
 }
 
-// world is a namespace with two links, for one family, with names of objects in it.
+// world has the parts of which random networks of a family are made. Their namespaces have two
+// links.
 type world struct {
 	flag     string // flag of ip(8) for the family
 	family   string // name of the family in sysctls
@@ -134,15 +135,16 @@ func TestLooksUpAsTheKernel(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", w.flag[1:], seed), func(t *testing.T) {
 				t.Parallel()
 				r := rand.New(rand.NewPCG(seed, uint64(family)))
-				ns, commands := w.madeUp(t, r, family)
+				ns, commands := w.randomNetwork(t, r, family)
 				compareLookups(t, ns, w, r, commands)
 			})
 		}
 	}
 }
 
-// madeUp is a random network: its rules and routes, and the commands that make it.
-func (w world) madeUp(t *testing.T, r *rand.Rand, family byte) (*testhost.Namespace, string) {
+// randomNetwork makes a namespace with random rules and routes. It also returns the commands that
+// have made them.
+func (w world) randomNetwork(t *testing.T, r *rand.Rand, family byte) (*testhost.Namespace, string) {
 	ns, other := testhost.NewNamespace(t), testhost.NewNamespace(t)
 	testhost.Connect(t, ns, "left", testhost.Prefixes("fd00:a::1/64", "10.1.0.1/24"), other, "l", nil)
 	testhost.Connect(t, ns, "right", testhost.Prefixes("fd00:b::1/64", "10.2.0.1/24"), other, "r", nil)
@@ -231,9 +233,9 @@ func compareLookup(t *testing.T, target netip.Addr, got, want found) {
 		return
 	}
 	order := func(a, b neighbour) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
-	first := got.ways[:min(len(want.ways), len(got.ways))]
+	first := got.neighbours[:min(len(want.neighbours), len(got.neighbours))]
 	same := slices.Equal(slices.SortedFunc(slices.Values(first), order),
-		slices.SortedFunc(slices.Values(want.ways), order))
+		slices.SortedFunc(slices.Values(want.neighbours), order))
 	if got.bits != want.bits || !same {
 		t.Errorf("%s: got %v, the kernel says %v", target, got, want)
 	}
@@ -265,7 +267,7 @@ func askKernel(target netip.Addr) (f found, err error) {
 		if !ok {
 			gateway = target
 		}
-		f.ways = append(f.ways, neighbour{hop.LinkIndex, gateway.Unmap()})
+		f.neighbours = append(f.neighbours, neighbour{hop.LinkIndex, gateway.Unmap()})
 	}
 	return f, nil
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// side is the network of one IP version. The server is behind the left neighbour, and a router is
-// on the right.
-type side struct {
+// version is an IP version, with the addresses that the tests use. The server is behind the left
+// neighbour, and a router is on the right.
+type version struct {
 	flag, family       string
 	server             netip.Addr
 	locator, aggregate string
 	left, right        netip.Addr
 }
 
-var sides = []side{
+var versions = []version{
 	{
 		flag: "-6", family: "ipv6", server: server,
 		locator: "fd00:5:0:1::/64", aggregate: "fd00:5::/32",
@@ -35,24 +35,24 @@ var sides = []side{
 	},
 }
 
-// onBothSides runs a test for IPv6 and for IPv4. The kernel of its network notices soon that a
-// neighbour does not answer.
-func onBothSides(t *testing.T, prepare func(*network, side),
-	test func(t *testing.T, n *network, s side)) {
+// forBothVersions runs a test for IPv6 and for IPv4. The kernel notices soon that a neighbour does
+// not answer.
+func forBothVersions(t *testing.T, prepare func(*network, version),
+	test func(t *testing.T, n *network, v version)) {
 	t.Parallel()
-	for _, s := range sides {
-		t.Run(s.family, func(t *testing.T) {
+	for _, v := range versions {
+		t.Run(v.family, func(t *testing.T) {
 			t.Parallel()
 			n := startWith(t, func(n *network) {
 				n.hurry("left", "right")
-				prepare(n, s)
+				prepare(n, v)
 			})
-			test(t, n, s)
+			test(t, n, v)
 		})
 	}
 }
 
-func unprepared(*network, side) {}
+func unprepared(*network, version) {}
 
 // hurry makes the kernel trust neighbours on some links for only a second or two.
 func (n *network) hurry(links ...string) {
@@ -67,18 +67,18 @@ func (n *network) hurry(links ...string) {
 }
 
 // ip runs commands of ip(8) for one IP version in the balancer's namespace.
-func (n *network) ip(s side, commands ...string) {
+func (n *network) ip(v version, commands ...string) {
 	n.t.Helper()
-	ip(n.t, n.balancer, s.flag, commands...)
+	ip(n.t, n.balancer, v.flag, commands...)
 }
 
 // viaLeft and viaRight return the hops through the neighbours.
-func (n *network) viaLeft(s side) Hop {
-	return Hop{MAC: n.macLeft, Via: s.left, Link: n.ifLeft}
+func (n *network) viaLeft(v version) Hop {
+	return Hop{MAC: n.macLeft, Via: v.left, Link: n.ifLeft}
 }
 
-func (n *network) viaRight(s side) Hop {
-	return Hop{MAC: n.macRight, Via: s.right, Link: n.ifRight}
+func (n *network) viaRight(v version) Hop {
+	return Hop{MAC: n.macRight, Via: v.right, Link: n.ifRight}
 }
 
 func (h Hop) silent() Hop {
@@ -93,45 +93,45 @@ func (h Hop) byDefault() Hop {
 
 // hush removes the address of a neighbour, and returns when the kernel has given up on the
 // neighbour.
-func (n *network) hush(s side, ns *testhost.Namespace, way neighbour) {
+func (n *network) hush(v version, ns *testhost.Namespace, key neighbour) {
 	n.t.Helper()
-	ip(n.t, ns, s.flag, fmt.Sprintf("addr del %s dev eth0", s.addressOf(way)))
-	n.awaitFailure(way, func() { n.do(func() error { return setManaged(way, true) }) })
+	ip(n.t, ns, v.flag, fmt.Sprintf("addr del %s dev eth0", v.addressOf(key)))
+	n.awaitFailure(key, func() { n.do(func() error { return setManaged(key, true) }) })
 }
 
 // unhush adds the address again, and makes the kernel ask for the neighbour at once. By itself the
 // kernel would ask after at most 5 seconds.
-func (n *network) unhush(s side, ns *testhost.Namespace, way neighbour) {
+func (n *network) unhush(v version, ns *testhost.Namespace, key neighbour) {
 	n.t.Helper()
-	nodad := map[string]string{"ipv6": "nodad"}[s.family]
-	ip(n.t, ns, s.flag, fmt.Sprintf("addr add %s dev eth0 %s", s.addressOf(way), nodad))
-	n.do(func() error { return setManaged(way, true) })
+	nodad := map[string]string{"ipv6": "nodad"}[v.family]
+	ip(n.t, ns, v.flag, fmt.Sprintf("addr add %s dev eth0 %s", v.addressOf(key), nodad))
+	n.do(func() error { return setManaged(key, true) })
 }
 
 // addressOf returns the configured address of a neighbour.
-func (s side) addressOf(way neighbour) string {
-	return fmt.Sprintf("%s/%d", way.address, map[string]int{"ipv6": 64, "ipv4": 24}[s.family])
+func (v version) addressOf(key neighbour) string {
+	return fmt.Sprintf("%s/%d", key.address, map[string]int{"ipv6": 64, "ipv4": 24}[v.family])
 }
 
 // toLeft and toRight return the keys of the neighbours.
-func (n *network) toLeft(s side) neighbour  { return neighbour{n.ifLeft.Index, s.left} }
-func (n *network) toRight(s side) neighbour { return neighbour{n.ifRight.Index, s.right} }
+func (n *network) toLeft(v version) neighbour  { return neighbour{n.ifLeft.Index, v.left} }
+func (n *network) toRight(v version) neighbour { return neighbour{n.ifRight.Index, v.right} }
 
-// awaitFailure returns when the kernel has given up on a neighbour.
-func (n *network) awaitFailure(way neighbour, meanwhile func()) {
+// awaitFailure calls meanwhile again and again until the kernel has given up on a neighbour.
+func (n *network) awaitFailure(key neighbour, meanwhile func()) {
 	n.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		var now entry
 		n.do(func() error {
 			all, err := readNeighbours()
-			now = all[way]
+			now = all[key]
 			return err
 		})
 		if now.failed {
 			return
 		}
 		if time.Now().After(deadline) {
-			n.t.Fatalf("the kernel does not give up on %v: %+v", way, now)
+			n.t.Fatalf("the kernel does not give up on %v: %+v", key, now)
 		}
 		meanwhile()
 	}
@@ -139,13 +139,13 @@ func (n *network) awaitFailure(way neighbour, meanwhile func()) {
 
 // askAgain makes the kernel ask for the left neighbour once more. The neighbour does not answer,
 // and the hop of the server must stay the same.
-func (n *network) askAgain(s side, want Hop) {
+func (n *network) askAgain(v version, want Hop) {
 	n.t.Helper()
-	n.do(func() error { return setManaged(n.toLeft(s), true) })
-	n.awaitFailure(n.toLeft(s), func() {
+	n.do(func() error { return setManaged(n.toLeft(v), true) })
+	n.awaitFailure(n.toLeft(v), func() {
 		select {
 		case u := <-n.resolver.Updates():
-			if got := u.Hops[s.server]; got != want {
+			if got := u.Hops[v.server]; got != want {
 				n.t.Fatalf("the hop became %v, want %v", got, want)
 			}
 		default:
@@ -157,67 +157,67 @@ func (n *network) askAgain(s side, want Hop) {
 // stay the same, although there is a default route to another neighbour, and however often the
 // kernel asks.
 func TestSilentNeighbour(t *testing.T) {
-	onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
-		n.ip(s, fmt.Sprintf("route add default via %s", s.right),
-			fmt.Sprintf("route add %s via %s", s.locator, s.left))
-		n.resolver.SetTargets(t.Context(), []netip.Addr{s.server})
-		n.await(s.server, n.viaLeft(s))
+	forBothVersions(t, unprepared, func(t *testing.T, n *network, v version) {
+		n.ip(v, fmt.Sprintf("route add default via %s", v.right),
+			fmt.Sprintf("route add %s via %s", v.locator, v.left))
+		n.resolver.SetTargets(t.Context(), []netip.Addr{v.server})
+		n.await(v.server, n.viaLeft(v))
 
-		n.hush(s, n.left, n.toLeft(s))
-		n.await(s.server, n.viaLeft(s).silent())
+		n.hush(v, n.left, n.toLeft(v))
+		n.await(v.server, n.viaLeft(v).silent())
 		for range 2 {
-			n.askAgain(s, n.viaLeft(s).silent())
+			n.askAgain(v, n.viaLeft(v).silent())
 		}
 		// A change that makes the resolver read the tables does not change the hop.
-		n.ip(s, fmt.Sprintf("route add %s via %s", s.aggregate, s.right))
-		n.askAgain(s, n.viaLeft(s).silent())
+		n.ip(v, fmt.Sprintf("route add %s via %s", v.aggregate, v.right))
+		n.askAgain(v, n.viaLeft(v).silent())
 
-		n.unhush(s, n.left, n.toLeft(s))
-		n.await(s.server, n.viaLeft(s))
+		n.unhush(v, n.left, n.toLeft(v))
+		n.await(v.server, n.viaLeft(v))
 	})
 }
 
 // TestSilentFromTheStart has a neighbour that did not answer before the resolver starts.
 func TestSilentFromTheStart(t *testing.T) {
-	onBothSides(t, func(n *network, s side) {
-		n.ip(s, fmt.Sprintf("route add default via %s", s.right),
-			fmt.Sprintf("route add %s via %s", s.locator, s.left))
-		n.hush(s, n.left, n.toLeft(s))
-	}, func(t *testing.T, n *network, s side) {
-		n.resolver.SetTargets(t.Context(), []netip.Addr{s.server})
-		n.awaitLost(s.server)
-		n.askAgain(s, Hop{})
-		n.unhush(s, n.left, n.toLeft(s))
-		n.await(s.server, n.viaLeft(s))
+	forBothVersions(t, func(n *network, v version) {
+		n.ip(v, fmt.Sprintf("route add default via %s", v.right),
+			fmt.Sprintf("route add %s via %s", v.locator, v.left))
+		n.hush(v, n.left, n.toLeft(v))
+	}, func(t *testing.T, n *network, v version) {
+		n.resolver.SetTargets(t.Context(), []netip.Addr{v.server})
+		n.awaitLost(v.server)
+		n.askAgain(v, Hop{})
+		n.unhush(v, n.left, n.toLeft(v))
+		n.await(v.server, n.viaLeft(v))
 	})
 }
 
 // TestWithdrawnRoute removes a server's own route while there is a default route. Only servers
 // that never had their own route use the default route.
 func TestWithdrawnRoute(t *testing.T) {
-	onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
-		n.ip(s, fmt.Sprintf("route add default via %s", s.right))
-		targets := []netip.Addr{s.server}
+	forBothVersions(t, unprepared, func(t *testing.T, n *network, v version) {
+		n.ip(v, fmt.Sprintf("route add default via %s", v.right))
+		targets := []netip.Addr{v.server}
 		n.resolver.SetTargets(t.Context(), targets)
-		n.await(s.server, n.viaRight(s).byDefault())
+		n.await(v.server, n.viaRight(v).byDefault())
 
-		n.ip(s, fmt.Sprintf("route add %s via %s", s.locator, s.left))
-		n.await(s.server, n.viaLeft(s))
-		n.ip(s, fmt.Sprintf("route del %s", s.locator))
+		n.ip(v, fmt.Sprintf("route add %s via %s", v.locator, v.left))
+		n.await(v.server, n.viaLeft(v))
+		n.ip(v, fmt.Sprintf("route del %s", v.locator))
 		n.awaitUpdate("the own route is withdrawn", func(u Update) bool {
-			_, ok := u.Hops[s.server]
-			return !ok && strings.Contains(u.Problems[s.server], "default route")
+			_, ok := u.Hops[v.server]
+			return !ok && strings.Contains(u.Problems[v.server], "default route")
 		})
 
-		n.ip(s, fmt.Sprintf("route add %s via %s", s.aggregate, s.right))
-		n.await(s.server, n.viaRight(s))
-		n.ip(s, fmt.Sprintf("route del %s", s.aggregate))
-		n.awaitLost(s.server)
+		n.ip(v, fmt.Sprintf("route add %s via %s", v.aggregate, v.right))
+		n.await(v.server, n.viaRight(v))
+		n.ip(v, fmt.Sprintf("route del %s", v.aggregate))
+		n.awaitLost(v.server)
 
 		// A server that was removed and is added again counts as a new one.
 		n.resolver.SetTargets(t.Context(), nil)
 		n.resolver.SetTargets(t.Context(), targets)
-		n.await(s.server, n.viaRight(s).byDefault())
+		n.await(v.server, n.viaRight(v).byDefault())
 	})
 }
 
@@ -227,49 +227,49 @@ func TestResumesOwnRoute(t *testing.T) {
 	other := map[string]netip.Addr{
 		"ipv6": netip.MustParseAddr("fd00:5:0:2:5::"), "ipv4": netip.MustParseAddr("10.5.2.9"),
 	}
-	onBothSides(t, func(n *network, s side) {
-		n.ip(s, fmt.Sprintf("route add default via %s", s.right))
-		n.resolver.Resume(map[netip.Addr]Hop{s.server: {}, other[s.family]: {Default: true}})
-	}, func(t *testing.T, n *network, s side) {
-		n.resolver.SetTargets(t.Context(), []netip.Addr{s.server, other[s.family]})
+	forBothVersions(t, func(n *network, v version) {
+		n.ip(v, fmt.Sprintf("route add default via %s", v.right))
+		n.resolver.Resume(map[netip.Addr]Hop{v.server: {}, other[v.family]: {Default: true}})
+	}, func(t *testing.T, n *network, v version) {
+		n.resolver.SetTargets(t.Context(), []netip.Addr{v.server, other[v.family]})
 		n.awaitUpdate("one server by the default route, the other not", func(u Update) bool {
-			_, reached := u.Hops[s.server]
+			_, reached := u.Hops[v.server]
 			if reached {
-				t.Fatalf("the server is reached by %v", u.Hops[s.server])
+				t.Fatalf("the server is reached by %v", u.Hops[v.server])
 			}
-			return u.Hops[other[s.family]] == n.viaRight(s).byDefault()
+			return u.Hops[other[v.family]] == n.viaRight(v).byDefault()
 		})
-		n.ip(s, fmt.Sprintf("route add %s via %s", s.locator, s.left))
-		n.await(s.server, n.viaLeft(s))
+		n.ip(v, fmt.Sprintf("route add %s via %s", v.locator, v.left))
+		n.await(v.server, n.viaLeft(v))
 	})
 }
 
 // TestResumesSilence starts after an earlier process for which the neighbour was silent, or was
-// not. An entry that nobody kept resolved fails some day. So a failed entry proves nothing.
+// not. An entry that nobody keeps resolved fails at some time. So a failed entry proves nothing.
 func TestResumesSilence(t *testing.T) {
 	for name, was := range map[string]func(Hop) Hop{
 		"silent": Hop.silent, "answered": func(h Hop) Hop { return h },
 	} {
 		t.Run(name, func(t *testing.T) {
-			onBothSides(t, func(n *network, s side) {
-				n.hush(s, n.left, n.toLeft(s))
-				n.do(func() error { return setManaged(n.toLeft(s), false) })
-				n.awaitFailure(n.toLeft(s), func() {})
-				n.ip(s, fmt.Sprintf("route add %s via %s", s.locator, s.left))
+			forBothVersions(t, func(n *network, v version) {
+				n.hush(v, n.left, n.toLeft(v))
+				n.do(func() error { return setManaged(n.toLeft(v), false) })
+				n.awaitFailure(n.toLeft(v), func() {})
+				n.ip(v, fmt.Sprintf("route add %s via %s", v.locator, v.left))
 				before := was(Hop{MAC: n.macLeft, Link: Link{Index: n.ifLeft.Index}})
-				n.resolver.Resume(map[netip.Addr]Hop{s.server: before})
-			}, func(t *testing.T, n *network, s side) {
-				n.resolver.SetTargets(t.Context(), []netip.Addr{s.server})
+				n.resolver.Resume(map[netip.Addr]Hop{v.server: before})
+			}, func(t *testing.T, n *network, v version) {
+				n.resolver.SetTargets(t.Context(), []netip.Addr{v.server})
 				first := true
 				n.awaitUpdate("the hop of the process before, and soon silent", func(u Update) bool {
-					if got := u.Hops[s.server]; first && got != was(n.viaLeft(s)) {
+					if got := u.Hops[v.server]; first && got != was(n.viaLeft(v)) {
 						t.Fatalf("the first hop is %v", got)
 					}
 					first = false
-					return u.Hops[s.server] == n.viaLeft(s).silent()
+					return u.Hops[v.server] == n.viaLeft(v).silent()
 				})
-				n.unhush(s, n.left, n.toLeft(s))
-				n.await(s.server, n.viaLeft(s))
+				n.unhush(v, n.left, n.toLeft(v))
+				n.await(v.server, n.viaLeft(v))
 			})
 		})
 	}
@@ -278,16 +278,16 @@ func TestResumesSilence(t *testing.T) {
 // TestResumesLess starts after an earlier process that knew another address of a neighbour than
 // the kernel does now. Two servers are behind the neighbour.
 func TestResumesLess(t *testing.T) {
-	onBothSides(t, func(n *network, s side) {
-		n.ip(s, fmt.Sprintf("route add %s via %s", s.locator, s.left),
-			fmt.Sprintf("neigh replace %s lladdr %s dev left", s.left, net.HardwareAddr(n.macLeft[:])))
+	forBothVersions(t, func(n *network, v version) {
+		n.ip(v, fmt.Sprintf("route add %s via %s", v.locator, v.left),
+			fmt.Sprintf("neigh replace %s lladdr %s dev left", v.left, net.HardwareAddr(n.macLeft[:])))
 		before := Hop{MAC: [6]byte{2, 0, 0, 0, 0, 9}, Link: Link{Index: n.ifLeft.Index}, Silent: true}
-		n.resolver.Resume(map[netip.Addr]Hop{s.server: before, s.server.Next(): before})
-	}, func(t *testing.T, n *network, s side) {
-		n.resolver.SetTargets(t.Context(), []netip.Addr{s.server, s.server.Next()})
+		n.resolver.Resume(map[netip.Addr]Hop{v.server: before, v.server.Next(): before})
+	}, func(t *testing.T, n *network, v version) {
+		n.resolver.SetTargets(t.Context(), []netip.Addr{v.server, v.server.Next()})
 		n.awaitUpdate("the hops", func(u Update) bool {
 			for target, got := range u.Hops {
-				if got != n.viaLeft(s) {
+				if got != n.viaLeft(v) {
 					t.Errorf("the first hop of %s is %v", target, got)
 				}
 			}
@@ -300,38 +300,38 @@ func TestResumesLess(t *testing.T) {
 // kernel then deletes the route, ignores it or keeps it, depending on its settings.
 func TestInterfaceDown(t *testing.T) {
 	for name, c := range map[string]struct {
-		down, up func(t *testing.T, n *network, s side)
+		down, up func(t *testing.T, n *network, v version)
 		want     func(Hop) Hop
 	}{
 		"administratively": {
-			down: func(t *testing.T, n *network, s side) { n.ip(s, "link set left down") },
+			down: func(t *testing.T, n *network, v version) { n.ip(v, "link set left down") },
 			want: func(Hop) Hop { return Hop{} },
 		},
 		"no carrier": {
-			down: func(t *testing.T, n *network, s side) { ip(t, n.left, s.flag, "link set eth0 down") },
+			down: func(t *testing.T, n *network, v version) { ip(t, n.left, v.flag, "link set eth0 down") },
 			want: Hop.silent,
 		},
 		"no carrier, which is heeded": {
-			down: func(t *testing.T, n *network, s side) {
-				sysctl(t, n.balancer, s.family+"/conf/left/ignore_routes_with_linkdown", "1")
-				ip(t, n.left, s.flag, "link set eth0 down")
+			down: func(t *testing.T, n *network, v version) {
+				sysctl(t, n.balancer, v.family+"/conf/left/ignore_routes_with_linkdown", "1")
+				ip(t, n.left, v.flag, "link set eth0 down")
 			},
 			want: func(Hop) Hop { return Hop{} },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
-				n.ip(s, fmt.Sprintf("route add default via %s", s.right),
-					fmt.Sprintf("route add %s via %s", s.locator, s.left))
-				n.resolver.SetTargets(t.Context(), []netip.Addr{s.server})
-				n.await(s.server, n.viaLeft(s))
-				c.down(t, n, s)
+			forBothVersions(t, unprepared, func(t *testing.T, n *network, v version) {
+				n.ip(v, fmt.Sprintf("route add default via %s", v.right),
+					fmt.Sprintf("route add %s via %s", v.locator, v.left))
+				n.resolver.SetTargets(t.Context(), []netip.Addr{v.server})
+				n.await(v.server, n.viaLeft(v))
+				c.down(t, n, v)
 				n.awaitUpdate("the hop", func(u Update) bool {
-					got := u.Hops[s.server]
+					got := u.Hops[v.server]
 					if got.Link.Index == n.ifRight.Index {
 						t.Fatalf("the hop is %v", got)
 					}
-					return got == c.want(n.viaLeft(s))
+					return got == c.want(n.viaLeft(v))
 				})
 			})
 		})
@@ -347,28 +347,28 @@ func TestSeveralWays(t *testing.T) {
 		"object":    {"route add LOCATOR nhid 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onBothSides(t, func(n *network, s side) {
-				n.ip(s, fmt.Sprintf("nexthop add id 1 via %s dev left", s.left),
-					fmt.Sprintf("nexthop add id 2 via %s dev right", s.right))
+			forBothVersions(t, func(n *network, v version) {
+				n.ip(v, fmt.Sprintf("nexthop add id 1 via %s dev left", v.left),
+					fmt.Sprintf("nexthop add id 2 via %s dev right", v.right))
 				ip(n.t, n.balancer, "", "nexthop add id 3 group 1,9/2,1")
 				if name == "object" {
 					sysctl(n.t, n.balancer, "ipv4/nexthop_compat_mode", "0")
 				}
-				words := strings.NewReplacer("LOCATOR", s.locator,
-					"LEFT", s.left.String(), "RIGHT", s.right.String())
+				words := strings.NewReplacer("LOCATOR", v.locator,
+					"LEFT", v.left.String(), "RIGHT", v.right.String())
 				for _, route := range routes {
-					n.ip(s, words.Replace(route))
+					n.ip(v, words.Replace(route))
 				}
-			}, func(t *testing.T, n *network, s side) {
-				n.resolver.SetTargets(t.Context(), []netip.Addr{s.server})
-				n.await(s.server, n.viaLeft(s))
-				n.hush(s, n.left, n.toLeft(s))
-				n.await(s.server, n.viaRight(s))
-				n.askAgain(s, n.viaRight(s))
-				n.hush(s, n.right, n.toRight(s))
-				n.await(s.server, n.viaLeft(s).silent())
-				n.unhush(s, n.left, n.toLeft(s))
-				n.await(s.server, n.viaLeft(s))
+			}, func(t *testing.T, n *network, v version) {
+				n.resolver.SetTargets(t.Context(), []netip.Addr{v.server})
+				n.await(v.server, n.viaLeft(v))
+				n.hush(v, n.left, n.toLeft(v))
+				n.await(v.server, n.viaRight(v))
+				n.askAgain(v, n.viaRight(v))
+				n.hush(v, n.right, n.toRight(v))
+				n.await(v.server, n.viaLeft(v).silent())
+				n.unhush(v, n.left, n.toLeft(v))
+				n.await(v.server, n.viaLeft(v))
 			})
 		})
 	}

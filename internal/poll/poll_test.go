@@ -90,7 +90,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// Keys change without a moment in which messages are refused: a node that has both accepts both.
+// A node with two keys accepts messages of both. So keys can change without a refused message.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -118,7 +118,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// An answer counts once, and not after the next request, nor for another service.
+// An answer counts once. It does not count after the next request, or for another service.
 func TestReplays(t *testing.T) {
 	t.Parallel()
 	p, r := asking(t, theKey), answering(t, theKey)
@@ -153,7 +153,7 @@ func TestReplays(t *testing.T) {
 	}
 }
 
-// The agent tells that it does not know a load. The last one stays.
+// An agent answers that it does not know the load. The poller keeps the last load.
 func TestUnknownLoad(t *testing.T) {
 	t.Parallel()
 	p, r := asking(t, theKey), answering(t, theKey)
@@ -167,7 +167,7 @@ func TestUnknownLoad(t *testing.T) {
 	}
 }
 
-// A changed or shortened message is refused, whatever is changed.
+// A request is refused if any of its bits is changed, or if it is shorter or longer.
 func TestDamage(t *testing.T) {
 	t.Parallel()
 	r := answering(t, theKey)
@@ -194,8 +194,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// What decodes encodes to the same bytes, apart from reserved ones, and an answer is as long as its
-// request.
+// A message that was decoded stays the same when it is encoded and decoded again. An answer is not
+// longer than its request.
 func FuzzMessages(f *testing.F) {
 	r := NewResponder(func(Service) (Load, bool) { return Load{1, 2}, true })
 	r.SetKeys(desired.SignalKeys{theKey})

@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
+// sender is the address from which a datagram came.
 type sender = netip.AddrPort
 
 // Target is a server to ask about a service.
@@ -114,8 +115,8 @@ func (p *Poller) request(t Target) ([]byte, error) {
 	return m.encode(p.keys[0]), nil
 }
 
-// take takes a datagram. It refuses all but the first answer to the last request to a target, so a
-// replay has no effect. An answer without a load ends the request, and the target keeps its last
+// take handles a datagram. It refuses all but the first answer to the last request to a target, so
+// a replay has no effect. An answer without a load ends the request, and the target keeps its last
 // answer with a load.
 func (p *Poller) take(b []byte, now time.Time) {
 	p.received.Add(1)

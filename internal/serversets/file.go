@@ -85,8 +85,7 @@ func (g Generations) text() ([]byte, error) {
 	text := fmt.Appendf(nil, `{"format": %d, "services": {`, format)
 	separator := "\n"
 	for _, name := range slices.Sorted(maps.Keys(g)) {
-		// Names are strings, which JSON can express.
-		quoted, _ := json.Marshal(name)
+		quoted, _ := json.Marshal(name) // a string causes no error
 		generation, err := json.Marshal(g[name])
 		if err != nil {
 			return nil, err

@@ -37,7 +37,8 @@ type Server struct {
 type Generation struct {
 	// Number counts the changes of the set. It is 1 for a new service.
 	Number uint64 `json:"number"`
-	// Sets begins with the present set, then comes the one before. No set occurs twice.
+	// Sets has the present set first, and then the former ones, the newest first. No set occurs
+	// twice.
 	Sets []Set `json:"sets"`
 }
 
@@ -73,8 +74,10 @@ func (g Generations) NextOf(services []desired.Service, changed func(name string
 	next := make(Generations, len(services))
 	for i := range services {
 		s := &services[i]
-		if next[s.Name] = g[s.Name]; changed(s.Name) || len(g[s.Name].Sets) == 0 {
-			next[s.Name] = g[s.Name].Next(s)
+		before := g[s.Name]
+		next[s.Name] = before
+		if changed(s.Name) || len(before.Sets) == 0 {
+			next[s.Name] = before.Next(s)
 		}
 	}
 	return next

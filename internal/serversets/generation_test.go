@@ -193,8 +193,8 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// TestCanHold checks which former sets fit the table of a present set: those with the same buckets,
-// and all of round-robin, whose rows are alike.
+// TestCanHold checks which former sets fit the table of a present set: those with the same number
+// of buckets, and all of round-robin, any of whose rows is as good as another.
 func TestCanHold(t *testing.T) {
 	set := func(placement desired.Placement, buckets int) Set {
 		return Set{Placement: placement, Buckets: buckets}

@@ -49,7 +49,8 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign returns a new key, and a certificate for it.
+// sign returns a new key, and a certificate for it that is signed by another key. If that is nil,
+// the new key itself signs.
 func (a *authority) sign(
 	template, by *x509.Certificate, key *ecdsa.PrivateKey,
 ) (*ecdsa.PrivateKey, []byte) {
@@ -85,7 +86,7 @@ func (a *authority) write(name, kind string, der []byte) string {
 	return path
 }
 
-// reads tells whether a configuration can read the store.
+// reads returns an error if a process with this configuration cannot read the store.
 func reads(t *testing.T, cfg *desired.Etcd) error {
 	t.Helper()
 	s, err := Open(cfg, "test")
@@ -167,13 +168,13 @@ func TestPassword(t *testing.T) {
 		t.Errorf("a password that everybody can read: %v", err)
 	}
 	testhost.Must(t, os.Chmod(file, 0o600))
-	// The whole of the work needs no more than the keys below the prefix.
+	// A fleet needs access to the keys below the prefix only.
 	testhost.Must(t, os.WriteFile(file, []byte("balance\n"), 0o600))
 	requireFleet(t, &cfg)
 }
 
-// A balancer with a password restarts while the store is away. It goes on with what it followed last,
-// and then follows the store, and so does a balancer that has a token from before.
+// A balancer with a password restarts while the store is away. It goes on with its last state, and
+// then follows the store. A balancer that still has its token follows the store, too.
 func TestPasswordWithoutStore(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -196,10 +197,10 @@ func TestPasswordWithoutStore(t *testing.T) {
 	b.start()
 	b.await(func(s Status) bool { return s.FromCache && s.Follows == before.Version }, "start")
 	server.Run()
-	f.follow(add9(1))
+	f.follow(addServer(1))
 }
 
-// requireFleet requires that a fleet can work by a connection.
+// requireFleet requires that a fleet with this configuration can work.
 func requireFleet(t *testing.T, cfg *desired.Etcd) {
 	t.Helper()
 	s, err := Open(cfg, "operator")
@@ -208,5 +209,5 @@ func requireFleet(t *testing.T, cfg *desired.Etcd) {
 	f := fleetOf(t, s)
 	b := f.addWith(*cfg)
 	f.await(f.fill(service("web", 200)), time.Now(), b)
-	f.follow(add9(1), b)
+	f.follow(addServer(1), b)
 }

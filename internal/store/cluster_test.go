@@ -39,7 +39,7 @@ func newClustered(t *testing.T, balancers int) *clustered {
 	return c
 }
 
-// access returns a way to all members.
+// access returns a configuration that reaches each member by a new proxy, and the proxies.
 func (c *clustered) access(t *testing.T) (desired.Etcd, map[*etcdtest.Server]*etcdtest.Proxy) {
 	t.Helper()
 	etcd := desired.Etcd{Prefix: prefix}
@@ -76,12 +76,12 @@ func TestClusterLeaderIsKilled(t *testing.T) {
 		leader := c.cluster.Leader()
 		leader.Kill()
 		began := time.Now()
-		t.Logf("all balancers agree %s after the leader was killed", c.await(c.edit(add9(i)), began))
+		t.Logf("all balancers agree %s after the leader was killed", c.await(c.edit(addServer(i)), began))
 		leader.Run()
 	}
 }
 
-// A change that is asked for while the store has no leader is made when it has one again.
+// A change that is asked for while the store has no leader is made when the store has one again.
 func TestClusterWithoutLeader(t *testing.T) {
 	t.Parallel()
 	c := newClustered(t, 3)
@@ -89,7 +89,7 @@ func TestClusterWithoutLeader(t *testing.T) {
 	other := c.cluster.Other(leader)
 	leader.Kill()
 	other.Kill()
-	refuses := func() {
+	awaitRefusal := func() {
 		for {
 			_, err := c.store.Read(t.Context())
 			if errors.Is(err, rpctypes.ErrNoLeader) {
@@ -100,7 +100,7 @@ func TestClusterWithoutLeader(t *testing.T) {
 			}
 		}
 	}
-	refuses()
+	awaitRefusal()
 	made := make(chan error, 1)
 	go func() {
 		_, err := c.store.Apply(t.Context(), Change{Edit: func(tree Tree) (Tree, error) {
@@ -109,7 +109,7 @@ func TestClusterWithoutLeader(t *testing.T) {
 		}})
 		made <- err
 	}()
-	refuses() // the library has repeated this read for as long as that of the change
+	awaitRefusal() // the library has repeated this read for as long as that of the change
 	leader.Run()
 	other.Run()
 	if err := <-made; err != nil {
@@ -129,7 +129,7 @@ func TestClusterMinority(t *testing.T) {
 	alone.awaitLoss()
 	before := alone.State()
 	began := time.Now()
-	version := c.edit(add9(0))
+	version := c.edit(addServer(0))
 	t.Logf("the balancers of the majority agree %s after a change", c.await(version, began, others...))
 	if !alone.State().equal(before) {
 		t.Error("the balancer of the minority follows a change")
@@ -147,8 +147,8 @@ func TestClusterMinority(t *testing.T) {
 	c.await(c.edit(drain("web", "s1")), time.Now())
 }
 
-// All balancers reach a member that is cut off from the others. They use the others: as soon as the
-// member knows that it has no leader, and requests from before have ended, the store answers always.
+// One of three members is cut off from the other two, and all balancers still reach all three. When
+// this member knows that it has no leader, the balancers use the others, and get all answers.
 func TestClusterMemberWithoutMajority(t *testing.T) {
 	t.Parallel()
 	c := newClustered(t, 3)
@@ -156,7 +156,7 @@ func TestClusterMemberWithoutMajority(t *testing.T) {
 	const quiet = 8 * probeInterval // each member gets several requests
 	since, began := map[*simulated]time.Time{}, time.Now()
 	for i, last := 0, began; time.Since(last) < quiet; i++ {
-		c.await(c.edit(add9(i)), time.Now())
+		c.await(c.edit(addServer(i)), time.Now())
 		for _, b := range c.balancers {
 			if s := b.Status(); !s.Reachable || !s.Since.Equal(since[b]) {
 				since[b], last = s.Since, time.Now()
@@ -170,8 +170,8 @@ func TestClusterMemberWithoutMajority(t *testing.T) {
 	t.Logf("the store answers always after %s", (time.Since(began) - quiet).Round(time.Second))
 }
 
-// A member loses its disk, and is replaced. The balancers follow the new one when they reach no
-// other.
+// A member loses its disk, and is replaced. The balancers then reach only the new member, and
+// follow it.
 func TestClusterMemberIsReplaced(t *testing.T) {
 	t.Parallel()
 	c := newClustered(t, 3)
@@ -179,14 +179,14 @@ func TestClusterMemberIsReplaced(t *testing.T) {
 	lost.Kill()
 	lost.Lose()
 	began := time.Now()
-	t.Logf("all balancers agree %s after a member was killed", c.await(c.edit(add9(0)), began))
+	t.Logf("all balancers agree %s after a member was killed", c.await(c.edit(addServer(0)), began))
 	c.cluster.Replace(lost)
 	for i := range c.balancers {
 		c.onlyReaches(i, lost, (*etcdtest.Proxy).Refuse)
 	}
 	began = time.Now()
 	t.Logf("all balancers agree %s after a change that they have from the new member",
-		c.await(c.edit(add9(1)), began))
+		c.await(c.edit(addServer(1)), began))
 	for _, b := range c.balancers {
 		if g := b.State().Generations["web"]; g.Number != 3 || len(g.Sets) != 3 {
 			t.Errorf("%s: the history is %+v", b.name, g)

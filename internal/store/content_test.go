@@ -21,7 +21,7 @@ import (
 func TestLostContent(t *testing.T) {
 	t.Parallel()
 	f, server, _ := faulty(t)
-	f.follow(add9(0))
+	f.follow(addServer(0))
 	before := f.balancers[0].State()
 	whileDown(server, server.Lose)
 	for _, b := range f.balancers {
@@ -43,7 +43,7 @@ func TestLostContent(t *testing.T) {
 			t.Errorf("%s has %v", b.name, b.servers("web"))
 		}
 	}
-	// The whole content ends that.
+	// The balancers follow the whole content.
 	began := time.Now()
 	version := f.apply(Change{Edit: func(Tree) (Tree, error) { return before.Content, nil }})
 	t.Logf("all balancers agree %s after the content is back", f.await(version, began))
@@ -55,7 +55,7 @@ func TestLostContent(t *testing.T) {
 	}
 }
 
-// After a loss of the content, a balancer without history leaves the lease to those that have one.
+// After a loss of the content, a balancer without history leaves the lease to one with a history.
 func TestLostContentAndStranger(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -64,7 +64,7 @@ func TestLostContentAndStranger(t *testing.T) {
 	f.interval = 0
 	b := f.add(proxy.Endpoint())
 	f.await(f.fill(service("web", 4)), time.Now())
-	f.follow(add9(0))
+	f.follow(addServer(0))
 	before := b.State()
 	server.Kill()
 	server.Lose()
@@ -87,7 +87,7 @@ func TestLostContentAndStranger(t *testing.T) {
 	}
 }
 
-// Balancers without history begin one if nobody else does.
+// Balancers without history begin a history if no other balancer does.
 func TestStrangerBegins(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -124,7 +124,8 @@ func TestRestartAtLostContent(t *testing.T) {
 	f.await(f.apply(Change{Edit: func(Tree) (Tree, error) { return before.Content, nil }}), time.Now())
 }
 
-// A watch that goes on at another store, whose revisions are lower, would never report a change.
+// A balancer notices that its watch goes on at another store with lower revisions. The watch itself
+// would never report a change there.
 func TestOtherStore(t *testing.T) {
 	t.Parallel()
 	server, other := etcdtest.Start(t), etcdtest.Start(t)
@@ -133,7 +134,7 @@ func TestOtherStore(t *testing.T) {
 	b := f.add(proxy.Endpoint())
 	f.await(f.fill(service("web", 10)), time.Now())
 	for i := range 10 {
-		f.edit(add9(i))
+		f.edit(addServer(i))
 	}
 	f.follow(drain("web", "s1"))
 	proxy.Redirect(other)
@@ -150,7 +151,7 @@ func TestBackup(t *testing.T) {
 	whileDown(server, server.BackUp)
 	var version Version
 	for i := range 10 {
-		version = f.edit(add9(i))
+		version = f.edit(addServer(i))
 	}
 	f.await(version, time.Now())
 	whileDown(server, server.Restore)
@@ -178,24 +179,24 @@ func TestLeaderAfterBackup(t *testing.T) {
 	b.await(func(s Status) bool { return s.IsLeader }, "lead")
 	whileDown(server, server.BackUp)
 	for i := range 3 {
-		f.follow(add9(i))
+		f.follow(addServer(i))
 	}
 	f.await(f.edit(drain("web", "s1")), time.Now()) // after which the leader removes no keys
 	whileDown(server, server.Restore)
 	f.mu.Lock()
 	clear(f.tables) // generations of the same numbers have other servers now
 	f.mu.Unlock()
-	f.follow(add9(3))
+	f.follow(addServer(3))
 }
 
-// A store is restored from a backup while a balancer does not reach it, and has more revisions than
-// before when the balancer does again. The balancer has nothing of what was lost.
+// A store is restored from a backup while a balancer does not reach it. When the balancer reaches
+// it again, the store has more revisions than before. The balancer keeps none of the lost changes.
 func TestBackupDuringPartition(t *testing.T) {
 	t.Parallel()
 	f, server, proxy := faulty(t)
 	whileDown(server, server.BackUp)
-	f.edit(add9(0))
-	f.follow(add9(1))
+	f.edit(addServer(0))
+	f.follow(addServer(1))
 	far, near := f.balancers[:2], f.balancers[2]
 	lost, err := f.store.Read(t.Context())
 	testhost.Must(t, err)
@@ -285,8 +286,8 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// Balancers do not follow content in which too many servers are drained or have the weight 0, as that of
-// an old backup, unless somebody has named them.
+// Balancers do not follow content in which too many servers are drained or have the weight 0,
+// unless somebody has named these servers. An old backup may be such content.
 func TestLimitCountsDrains(t *testing.T) {
 	t.Parallel()
 	f, _, _ := faulty(t)
@@ -321,7 +322,7 @@ func TestLimitCountsDrains(t *testing.T) {
 	}
 	f.await(f.apply(Change{NamesDrains: true, Edit: edit(damage(drained))}), time.Now())
 	f.follow(heal)
-	// Who names drains does not permit removals, nor the drains of others that follow.
+	// A change that names its drains does not permit removals.
 	version := f.apply(Change{NamesDrains: true, Edit: edit(func(tree Tree) {
 		damage(drained)(tree)
 		for i := range 4 {

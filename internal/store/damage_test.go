@@ -47,7 +47,7 @@ func TestDamage(t *testing.T) {
 				_, err = client.Put(t.Context(), f.store.key(damage.key), damage.value)
 			}
 			testhost.Must(t, err)
-			// The head moves, or is read.
+			// A new head makes the balancer read the damage, unless the damage is the head itself.
 			n, err := f.store.Read(t.Context())
 			testhost.Must(t, err)
 			if n.head != nil && n.head.Format == format && n.head.Change > 0 {
@@ -67,8 +67,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// Generations in the store that were damaged become again what they were, at the next change, or when
-// a balancer becomes the leader. The history of no balancer changes.
+// Damaged generations in the store are repaired at the next change, or when a balancer becomes the
+// leader. The history of no balancer changes.
 func TestDamagedGenerations(t *testing.T) {
 	t.Parallel()
 	record := keyOf(generationsKey, "web")
@@ -95,8 +95,8 @@ func TestDamagedGenerations(t *testing.T) {
 				f.await(f.apply(Change{Edit: func(t Tree) (Tree, error) {
 					return t.WithOverrides([]desired.Override{added})
 				}}), time.Now())
-				f.follow(add9(0))
-				f.follow(add9(1))
+				f.follow(addServer(0))
+				f.follow(addServer(1))
 				before := b.State()
 				if isRestarted {
 					b.stop()
@@ -116,7 +116,7 @@ func TestDamagedGenerations(t *testing.T) {
 						t.Errorf("%s has the generations %+v, want %+v", b.name, now.Generations, before.Generations)
 					}
 				}
-				f.follow(add9(2))
+				f.follow(addServer(2))
 			})
 		}
 	}
@@ -164,9 +164,9 @@ func TestDamageIsLeftToOthers(t *testing.T) {
 	leader.await(func(s Status) bool { return s.IsLeader }, "lead")
 	leader.refuse(errors.New("no room"))
 	other := f.add(server.Endpoint())
-	f.follow(add9(0), other)
+	f.follow(addServer(0), other)
 	damageRecords(t, f.store, func(t Tree, _ *Snapshot) { maps.DeleteFunc(t, isPiece) })
-	f.follow(add9(1), other)
+	f.follow(addServer(1), other)
 	g := other.State().Generations["web"]
 	if g.Number != 3 || len(g.Sets) != 3 || len(g.Sets[1].Servers) != 5 || len(g.Sets[2].Servers) != 4 {
 		t.Errorf("the history is %+v", g)
@@ -223,7 +223,7 @@ func TestUnfitLeaderAfterCorrection(t *testing.T) {
 	}
 }
 
-// A store that is filled for the first time, with what no balancer can interpret, is reported as such.
+// If no balancer can interpret the first content of a store, the balancers report the reason.
 func TestUnfitFirstContent(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -243,7 +243,7 @@ func TestBalancerRefuses(t *testing.T) {
 	first := f.fill(service("web", 10))
 	f.await(first, time.Now())
 	b.refuse(errors.New("no room"))
-	version := f.edit(add9(0))
+	version := f.edit(addServer(0))
 	b.await(func(s Status) bool { return s.Held == "no room" && s.Follows == first }, "report the error")
 	b.refuse(nil)
 	f.await(version, time.Now())
@@ -256,7 +256,7 @@ func TestDamagedCache(t *testing.T) {
 	b.stop()
 	const damaged = `{"format":1,"prefix":`
 	testhost.Must(t, os.WriteFile(b.cache, []byte(damaged), 0o640))
-	version := f.edit(add9(0))
+	version := f.edit(addServer(0))
 	b.start()
 	f.await(version, time.Now(), b)
 	b.stop() // when the file is written
@@ -323,7 +323,7 @@ func TestUnfitLeader(t *testing.T) {
 	b.mu.Lock()
 	b.cannotRead = errors.New("of a newer build")
 	b.mu.Unlock()
-	f.edit(add9(0))
+	f.edit(addServer(0))
 	taken := 0
 	for response := range leases { // until the time has passed
 		taken += len(response.Events)

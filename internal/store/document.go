@@ -171,9 +171,9 @@ func (t Tree) WithOverridesOf(other Tree) Tree {
 }
 
 // isAdopted tells whether a key has an override that adds a service which the tree itself has, or
-// an override that adds a server of such a service. A server's override counts only if apart has
-// moved the servers out of the service's override. If they are still in it, other overrides of
-// servers have another origin.
+// an override that adds a server of such a service. A server's override counts only if
+// splitServersOff has moved the servers out of the service's override. If this override still lists
+// servers, the overrides that add servers were made independently of it.
 func (t Tree) isAdopted(key string) bool {
 	if treeOf(key) != overridesKey {
 		return false
@@ -205,7 +205,7 @@ func (t Tree) dropAdd(key string) {
 
 // putOverrides adds overrides to the tree, each at its own key.
 func (t Tree) putOverrides(overrides []desired.Override) error {
-	overrides, err := t.apart(overrides)
+	overrides, err := t.splitServersOff(overrides)
 	if err != nil {
 		return err
 	}
@@ -217,14 +217,14 @@ func (t Tree) putOverrides(overrides []desired.Override) error {
 	return nil
 }
 
-// apart splits each override that adds a service with its servers: every server gets an override of
-// its own. The effect stays the same. One key with all servers could be larger than the store
-// accepts, and a drain of one server would have to wait for other changes of the service.
+// splitServersOff splits each override that adds a service with its servers: every server gets an
+// override of its own. The effect stays the same. One key with all servers could be larger than the
+// store accepts, and a drain of one server would have to wait for other changes of the service.
 //
 // An override that adds a service which the tree has already is without effect. Its servers are not
 // split off, because overrides of their own would add them to the tree's service.
-func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err error) {
-	added := map[string]int{} // the indexes in all of the new overrides of servers, by their keys
+func (t Tree) splitServersOff(overrides []desired.Override) (all []desired.Override, err error) {
+	added := map[string]int{} // by the key of an added server's override: its index in the list all
 	for _, o := range overrides {
 		for i, element := range t.addedServers(o) {
 			at := fmt.Sprintf("overrides of %s: add.servers[%d]", o.Service, i)
@@ -242,8 +242,8 @@ func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err e
 			})
 		}
 	}
-	removed := map[int]bool{} // the indexes in all of added servers that another override removes
-	// all has the added servers now. Add the overrides themselves.
+	removed := map[int]bool{} // the indexes of added servers that another override removes
+	// The list all has the added servers now. Add the other overrides.
 	for _, o := range overrides {
 		i, isAdded := added[overrideKey(o.Service, o.Server)]
 		switch {
@@ -350,9 +350,9 @@ func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 		case err != nil:
 		case !stays: // the server is added or removed, which waits for the release
 		case tree == overridesKey:
-			err = result.followOverride(c.key, later)
+			err = result.copyOverrideDrain(c.key, later)
 		default:
-			err = result.followServer(c.key, later)
+			err = result.copyServerDrain(c.key, later)
 		}
 		if err != nil {
 			return nil, err
@@ -376,9 +376,9 @@ func bothHave(t, later Tree, service, server string) (bool, error) {
 	return isSame && (hasOwn || isAdded) && !before.Remove && !after.Remove, nil
 }
 
-// followServer makes the server at a key drained if it is drained in a later tree, and not drained
-// if it is not.
-func (t Tree) followServer(key string, later Tree) error {
+// copyServerDrain makes the server at a key drained if it is drained in a later tree, and not
+// drained if it is not.
+func (t Tree) copyServerDrain(key string, later Tree) error {
 	before, err := t.fields(key, "")
 	after, problem := later.fields(key, "")
 	if err := errors.Join(err, problem); err != nil {
@@ -388,9 +388,9 @@ func (t Tree) followServer(key string, later Tree) error {
 	return t.put(key, without(withDrainOf(before, after), "name"))
 }
 
-// followOverride makes the override at a key drain its server, or not, as the override at this key
-// in a later tree does. If the override then has no effect, followOverride deletes it.
-func (t Tree) followOverride(key string, later Tree) error {
+// copyOverrideDrain makes the override at a key drain its server, or not, as the override at this
+// key in a later tree does. If the override then has no effect, copyOverrideDrain deletes it.
+func (t Tree) copyOverrideDrain(key string, later Tree) error {
 	before, err := t.override(key)
 	after, problem := later.override(key)
 	if err := errors.Join(err, problem); err != nil {

@@ -29,8 +29,8 @@ var (
 	bulkServers   = flag.Int("bulk", 600, "servers in TestBulk")
 )
 
-// add9 adds a server.
-func add9(n int) func(Tree) {
+// addServer returns an edit that adds a server to web.
+func addServer(n int) func(Tree) {
 	return put(keyOf(serversKey, "web", fmt.Sprint("added", n)),
 		map[string]any{"address": fmt.Sprintf("2001:db8:9::%x", n+1)})
 }
@@ -59,7 +59,7 @@ func TestPartition(t *testing.T) {
 	before := f.balancers[0].State()
 	var version Version
 	for i := range 3 {
-		version = f.edit(add9(i))
+		version = f.edit(addServer(i))
 	}
 	f.await(version, time.Now(), f.balancers[2])
 	if !f.balancers[0].State().equal(before) {
@@ -84,12 +84,12 @@ func TestLeaderIsCutOff(t *testing.T) {
 	other := f.add(server.Endpoint())
 	proxy.Cut()
 	began := time.Now()
-	version := f.edit(add9(0))
+	version := f.edit(addServer(0))
 	t.Logf("another balancer makes the generations %s after the cut", f.await(version, began, other))
 	other.await(func(s Status) bool { return s.Leader == other.name }, "hold the lease")
 	proxy.Heal()
 	f.await(version, time.Now())
-	f.follow(add9(1))
+	f.follow(addServer(1))
 }
 
 // A balancer that has lost its lease without knowing releases nothing.
@@ -97,7 +97,7 @@ func TestLostLease(t *testing.T) {
 	t.Parallel()
 	f, _, b := filled(t, service("web", 10))
 	b.stop()
-	version := f.edit(add9(0))
+	version := f.edit(addServer(0))
 	n, err := f.store.Read(t.Context())
 	testhost.Must(t, err)
 	held := clientv3.Compare(clientv3.ModRevision(f.store.key(leaderKey)), "=", n.revision-1)
@@ -136,7 +136,7 @@ func TestRestart(t *testing.T) {
 	}
 	server.Run()
 	began := time.Now()
-	version := f.edit(add9(0))
+	version := f.edit(addServer(0))
 	t.Logf("all balancers agree %s after the restart", f.await(version, began))
 }
 
@@ -149,7 +149,7 @@ func TestCompaction(t *testing.T) {
 		b.awaitLoss()
 	}
 	for i := range 5 {
-		f.edit(add9(i))
+		f.edit(addServer(i))
 	}
 	f.edit(func(t Tree) { delete(t, keyOf(serversKey, "web", "s1")) })
 	version := f.follow(drain("web", "s2"), f.balancers[2])
@@ -169,7 +169,7 @@ func TestSlowStore(t *testing.T) {
 	began := time.Now()
 	var version Version
 	for i := range 20 {
-		version = f.edit(add9(i))
+		version = f.edit(addServer(i))
 	}
 	t.Logf("all balancers agree after %s with a delay of 1s in each direction", f.await(version, began))
 	if now := runtime.NumGoroutine(); now > before+50 {
@@ -182,7 +182,7 @@ func TestSlowStore(t *testing.T) {
 	}
 }
 
-// A store that answers pings, and no requests, as with a disk that hangs: a request ends by itself.
+// A store answers pings, but no requests, as if its disk hangs. A request still ends by itself.
 func TestRequestsHaveTimeLimits(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "[::1]:0")
@@ -209,7 +209,7 @@ func TestUnsaved(t *testing.T) {
 	b.await(func(s Status) bool { return s.Held == "" }, "write its file")
 	obstacle := filepath.Join(b.cache, "obstacle")
 	testhost.Must(t, errors.Join(os.Remove(b.cache), os.MkdirAll(obstacle, 0o755)))
-	version := f.follow(add9(0))
+	version := f.follow(addServer(0))
 	b.await(func(s Status) bool { return strings.Contains(s.Unsaved, b.cache) }, "report its file")
 	testhost.Must(t, os.RemoveAll(b.cache))
 	b.await(func(s Status) bool { return s.Unsaved == "" }, "write its file again")
@@ -218,7 +218,7 @@ func TestUnsaved(t *testing.T) {
 	}
 }
 
-// A balancer that restarts while the store is away goes on with what it followed last.
+// A balancer that restarts while the store is away goes on with its last state.
 func TestStartWithoutStore(t *testing.T) {
 	t.Parallel()
 	f, server, _ := faulty(t)
@@ -231,7 +231,7 @@ func TestStartWithoutStore(t *testing.T) {
 	if !b.State().equal(before) || len(b.servers("web")) != 10 {
 		t.Error("the state after the restart is another one")
 	}
-	// One that has never seen the store waits for it.
+	// A balancer that has never seen the store waits for it.
 	late := f.add(server.Endpoint())
 	waited := make(chan Status, 100)
 	done := make(chan error, 1)
@@ -246,7 +246,7 @@ func TestStartWithoutStore(t *testing.T) {
 	}
 	server.Run()
 	testhost.Must(t, <-done)
-	f.follow(add9(1))
+	f.follow(addServer(1))
 }
 
 // Stopped balancers leave nothing behind, whatever the store does.
@@ -286,7 +286,7 @@ func TestManyBalancers(t *testing.T) {
 	var took []time.Duration
 	for i := range 10 {
 		began := time.Now()
-		took = append(took, f.await(f.edit(add9(i)), began))
+		took = append(took, f.await(f.edit(addServer(i)), began))
 	}
 	slices.Sort(took)
 	t.Logf("they agree %s (median) and %s (worst) after a change", took[len(took)/2], took[len(took)-1])

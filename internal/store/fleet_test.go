@@ -35,10 +35,9 @@ type fleet struct {
 	deference time.Duration // of balancers without history
 
 	mu sync.Mutex
-	// tables has a digest of the candidate tables and one of the content for each generation of a
-	// service, as the first balancer that had it computed them.
+	// tables has, by generationName, a digest of the sets and candidate tables of a generation.
 	tables map[string]string
-	// compared has the balancers that had each of them.
+	// compared has, by generationName, the balancers that had the generation.
 	compared map[string]map[string]bool
 }
 
@@ -77,7 +76,7 @@ func filled(t *testing.T, services ...desired.Fields) (*fleet, *etcdtest.Server,
 	return f, server, b
 }
 
-// fleetOf is newFleet with a connection for changes.
+// fleetOf is newFleet with an open connection to the store.
 func fleetOf(t *testing.T, s *Store) *fleet {
 	return &fleet{
 		t: t, store: s, interval: 100 * time.Millisecond,
@@ -124,7 +123,7 @@ func (f *fleet) rewrite(server *etcdtest.Server, near *simulated) (version Versi
 	clear(f.tables) // generations of the same numbers have other servers now
 	f.mu.Unlock()
 	for i := range 10 {
-		version = f.follow(add9(i+2), near)
+		version = f.follow(addServer(i+2), near)
 	}
 	return version
 }
@@ -217,8 +216,8 @@ func (b *simulated) Follow(_ context.Context, state *State) error {
 	return nil
 }
 
-// compare computes the candidate tables of all generations, and requires that they are those of the
-// other balancers with the same generations, and that the last ones follow from the services.
+// compare requires that the generations of a state fit the services of the balancer, and that all
+// balancers compute the same candidate tables from the same generation.
 func (f *fleet) compare(balancer string, wanted *desired.Balancer, state *State) error {
 	if err := state.Generations.Check(wanted.Services); err != nil {
 		f.t.Errorf("%s at %s: %v", balancer, state.Version, err)
@@ -332,7 +331,8 @@ func bulk(name string, servers int) desired.Fields {
 	return fields
 }
 
-// await waits until all balancers follow a version, and returns how long that took since a time.
+// await waits until some balancers, by default all, follow a version. It returns how long that took
+// since a time.
 func (f *fleet) await(version Version, since time.Time, balancers ...*simulated) time.Duration {
 	f.t.Helper()
 	if balancers == nil {

@@ -39,7 +39,7 @@ func TestFollow(t *testing.T) {
 			t.Errorf("%s has %v, want %v", b.name, got, want)
 		}
 	}
-	// The latecomer knows the former servers.
+	// The balancer that has started late knows the former servers.
 	g := late.State().Generations["web"]
 	if g.Number < 2 || len(g.Sets) < 2 || len(g.Sets[1].Servers) < 4 {
 		t.Errorf("generation %+v", g)
@@ -68,7 +68,7 @@ func TestDrainDoesNotWait(t *testing.T) {
 	b.await(func(s Status) bool { return s.Newest == version && !b.isDrained("web", "s1") }, "end the drain")
 }
 
-// So does a drain of a server of a service that an override adds.
+// A drain also takes effect at once if an override adds the service of the server.
 func TestDrainOfAddedService(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -144,8 +144,7 @@ func TestOverridesOfAddedService(t *testing.T) {
 	}
 }
 
-// An override that adds a service has no effect if the content has the service itself. Neither have
-// the servers that it would bring.
+// An override that adds a service with servers has no effect if the content itself has the service.
 func TestOverridesOfAdoptedService(t *testing.T) {
 	t.Parallel()
 	drained := desired.Fields{"drained": true}
@@ -204,7 +203,7 @@ func TestLargeOverride(t *testing.T) {
 	}
 }
 
-// Two changes within the interval become one generation, after the interval.
+// Changes within the interval become one generation, after the interval.
 func TestInterval(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -226,8 +225,8 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-// Generations keep their distance also when another balancer begins to make them, and when a
-// balancer does that which knows nothing of the time before.
+// Generations keep their distance also when another balancer begins to make them, even if the
+// process of this balancer is new.
 func TestIntervalAcrossLeaders(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -241,10 +240,10 @@ func TestIntervalAcrossLeaders(t *testing.T) {
 	f.await(first.State().Version, time.Now())
 
 	first.stop()
-	f.follow(add9(0), second)
+	f.follow(addServer(0), second)
 	second.stop()
 	first.start() // a new process
-	f.follow(add9(1), first)
+	f.follow(addServer(1), first)
 
 	var times []time.Time
 	for len(times) < 3 {
@@ -294,7 +293,7 @@ func watchGenerations(t *testing.T, s *Store, service string) <-chan time.Time {
 	return times
 }
 
-// Nothing is left in the store of what was removed.
+// The keys of removed services, servers and generations do not stay in the store.
 func TestClean(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -311,7 +310,7 @@ func TestClean(t *testing.T) {
 	for {
 		n, err := f.store.Read(t.Context())
 		testhost.Must(t, err)
-		// One service with three sets, four servers, a service, a record.
+		// The items are those of web, its four servers and its record of generations.
 		if len(n.items) == 6 && len(n.pieces) <= 4 {
 			break
 		}
@@ -322,7 +321,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// The cache is whole, and not that of another fleet.
+// LoadCache refuses a file that is cut off, and ignores that of another fleet.
 func TestCache(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "deep", "lb.store.json")

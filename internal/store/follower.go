@@ -97,8 +97,8 @@ const noAnswerYet = "it has not answered yet"
 
 // NewFollower returns a follower of a store. It reads the state that the balancer followed last
 // from the balancer's own file. history has the generations that the balancer had before it
-// followed a store. If the store has no generations, and this balancer leads first, they become
-// those of the fleet.
+// followed a store. If the store has no generations, and this balancer leads first, its history
+// becomes that of the fleet.
 func NewFollower(
 	s *Store, b Balancer, cfg *desired.Balancer, history serversets.Generations, log *slog.Logger,
 ) *Follower {
@@ -344,7 +344,7 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 	}
 	held := err // what the status reports
 	if err == nil || errors.Is(err, errNotReleased) || errors.Is(err, errUnreadable) {
-		// The released version is no obstacle itself, so the last version may be what is wrong.
+		// The released version is not the problem, but the last version may be.
 		if unfit := f.checkNewest(n); unfit != nil {
 			held = unfit
 		}
@@ -482,7 +482,7 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	if err != nil {
 		return false, err
 	}
-	// Only then can the numbers of changes be compared.
+	// Numbers of changes can be compared only within an epoch.
 	isSameStore := before.Version.Epoch == next.Version.Epoch
 	// The last change whose writer has permitted removals is in next, and not in the state before.
 	isPermitted := before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
@@ -549,7 +549,7 @@ func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	before := f.Status()
 	f.update(func(s *Status) {
 		s.Held, s.Confirmable = held, confirmable
-		s.Leader = n.leader[:max(0, strings.LastIndex(n.leader, " "))] // without the ID of the lease
+		s.Leader = withoutID(n.leader)
 		s.IsLeader = s.Leader == f.store.name
 		if s.Newest = (Version{}); n.head != nil {
 			s.Newest = n.Version()

@@ -18,7 +18,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// full is a store that answers each change by the error of a full store. It may have made it.
+// full is a store that answers each change by the error of a full store. If makes is true, it also
+// makes the change.
 type full struct {
 	pb.UnimplementedKVServer
 	behind pb.KVClient

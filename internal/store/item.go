@@ -69,6 +69,7 @@ func (it item) versionAt(change uint64) *version {
 // versions.
 func (it item) with(v version, readers ...uint64) item {
 	next := item{v}
+	// From the last change to the first, because an item has its newest version first.
 	for _, change := range slices.Backward(slices.Sorted(slices.Values(readers))) {
 		// The same version may hold as of several of these changes.
 		if kept := it.versionAt(change); kept != nil && kept.Change < next[len(next)-1].Change {

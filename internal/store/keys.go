@@ -40,13 +40,12 @@ func namesOf(tree, key string) (service, server string, err error) {
 	if err == nil && isServer {
 		server, err = url.PathUnescape(escapedServer)
 	}
-	namesServers := tree != servicesKey && tree != generationsKey
 	switch {
 	case err != nil:
 		return "", "", fmt.Errorf("key %s: %w", key, err)
 	case service == "" || isServer && server == "":
 		return "", "", fmt.Errorf("key %s: has an empty name", key)
-	case tree != overridesKey && isServer != namesServers: // overrides can be of either
+	case tree != overridesKey && isServer != (tree == serversKey): // an override may be of either
 		return "", "", fmt.Errorf("key %s: names a server where a service belongs, or the reverse", key)
 	}
 	return service, server, nil

@@ -107,20 +107,26 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			continue
 		}
 		r.unfitAt = 0
-		pause := longestPause
 		err := r.hold(ctx, newest.leader, snapshots)
-		isPausing = err != nil
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case errors.Is(err, errUnfit):
-			pause = unfitPause
-			r.log.Error("the lease is given back", "error", err)
-		case err != nil:
-			r.log.Warn("make generations", "error", err)
 		}
-		again.Reset(pause) // if there is no pause, only for another attempt
+		isPausing = err != nil
+		again.Reset(r.pauseAfter(err)) // unless isPausing, a snapshot may cause an earlier attempt
 	}
+}
+
+// pauseAfter logs the error of hold, if there is one. It returns the time until the next attempt to
+// take the lease.
+func (r *releaser) pauseAfter(err error) time.Duration {
+	switch {
+	case errors.Is(err, errUnfit):
+		r.log.Error("the lease is given back", "error", err)
+		return unfitPause
+	case err != nil:
+		r.log.Warn("make generations", "error", err)
+	}
+	return longestPause
 }
 
 // defers returns for how long this balancer leaves the lease to others. If the result is not more
@@ -148,18 +154,11 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 		return err
 	}
 	defer life.close()
-	free := clientv3.Compare(clientv3.CreateRevision(r.key(leaderKey)), "=", 0)
-	if before != "" {
-		free = clientv3.Compare(clientv3.Value(r.key(leaderKey)), "=", before)
-	}
-	r.token = r.name + " " + newID()
-	take := clientv3.OpPut(r.key(leaderKey), r.token, clientv3.WithLease(life.id))
-	revision, ok, err := r.commit(ctx, []clientv3.Cmp{free}, []clientv3.Op{take})
+	holds, ok, err := r.takeLease(ctx, before, life)
 	if err != nil || !ok {
 		return err
 	}
 	r.log.Info("this balancer makes the generations of the fleet")
-	holds := clientv3.Compare(clientv3.ModRevision(r.key(leaderKey)), "=", revision)
 	// The watch may not have delivered the last release of the former leader yet.
 	newest, err := r.Read(ctx)
 	if err != nil {
@@ -197,13 +196,30 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 	}
 }
 
+// takeLease writes this balancer's token into the key leader, if the key still has the value
+// before. holds is the condition that this balancer has the lease. ok is false if another balancer
+// has it.
+func (r *releaser) takeLease(ctx context.Context, before string, life *lease) (
+	holds clientv3.Cmp, ok bool, err error,
+) {
+	key := r.key(leaderKey)
+	free := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
+	if before != "" {
+		free = clientv3.Compare(clientv3.Value(key), "=", before)
+	}
+	r.token = r.name + " " + newID()
+	take := clientv3.OpPut(key, r.token, clientv3.WithLease(life.id))
+	revision, ok, err := r.commit(ctx, []clientv3.Cmp{free}, []clientv3.Op{take})
+	return clientv3.Compare(clientv3.ModRevision(key), "=", revision), ok, err
+}
+
 // note notes the present time for each service whose generation has a new number.
 func (r *releaser) note(n *Snapshot) {
 	version, ok := n.released()
 	if !ok {
 		return
 	}
-	all, _ := n.generations(version.Change) // release reports what is damaged
+	all, _ := n.generations(version.Change) // release reports the damage
 	for name, g := range all {
 		r.begin(name, g.Number)
 	}
@@ -361,7 +377,7 @@ func (r *releaser) clean(ctx context.Context, conditions []clientv3.Cmp, keys []
 	return nil
 }
 
-// plan is what a release writes, and the keys that nobody needs after it.
+// plan has the operations of a release, and the keys to remove after it.
 type plan struct {
 	put    batches
 	remove []string
@@ -389,9 +405,11 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 		}
 	}
 	for key, it := range n.items {
-		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
+		_, isWanted := records[key]
+		switch isRecord := treeOf(key) == generationsKey; {
+		case isRecord && !isWanted:
 			records[key] = nil // the service is removed
-		} else if treeOf(key) != generationsKey && it.isGone(n.head.Change) {
+		case !isRecord && it.isGone(n.head.Change):
 			p.remove = append(p.remove, key) // balancers that follow this release read no value there
 		}
 	}

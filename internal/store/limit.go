@@ -32,7 +32,7 @@ func drains(before, after Tree) (bool, error) {
 	return err == nil && had.Drains(has), err
 }
 
-// bothServing returns the servers of two contents.
+// bothServing returns the servers of two contents, and tells for each whether it takes new flows.
 func bothServing(before, after Tree) (had, has desired.Serving, err error) {
 	first, err := before.Document()
 	if err != nil {
@@ -53,35 +53,34 @@ func (d *Document) serving() desired.Serving {
 		servers[fmt.Sprint(service["name"])] = serversIn(service["servers"])
 	}
 	for _, o := range d.Overrides {
-		of := servers[o.Service]
 		switch { // other overrides neither add nor remove a service
 		case o.Server == "" && o.Remove:
 			delete(servers, o.Service)
-		case o.Server == "" && o.Add != nil && of == nil:
+		case o.Server == "" && o.Add != nil && servers[o.Service] == nil:
 			servers[o.Service] = serversIn(o.Add["servers"])
 		}
 	}
 	// The loop above has applied the overrides of services. Those of servers follow.
 	for _, o := range d.Overrides {
-		of := servers[o.Service]
+		list := servers[o.Service]
 		switch {
-		case o.Server == "" || of == nil: // not of a server, or its service does not exist
+		case o.Server == "" || list == nil: // not of a server, or its service does not exist
 			continue
 		case o.Remove:
-			delete(of, o.Server)
+			delete(list, o.Server)
 			continue
 		case o.Add != nil:
-			of[o.Server] = o.Add
+			list[o.Server] = o.Add
 		}
-		if fields, ok := of[o.Server]; ok { // the server exists, so what the override sets applies
-			of[o.Server] = maps.Clone(fields)
-			maps.Copy(of[o.Server], o.Set)
+		if fields, ok := list[o.Server]; ok { // the server exists, so what the override sets applies
+			list[o.Server] = maps.Clone(fields)
+			maps.Copy(list[o.Server], o.Set)
 		}
 	}
 	all := desired.Serving{}
-	for service, of := range servers {
+	for service, list := range servers {
 		all[service] = map[string]bool{}
-		for name, fields := range of {
+		for name, fields := range list {
 			all[service][name] = serves(fields)
 		}
 	}

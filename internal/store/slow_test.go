@@ -90,7 +90,7 @@ func slowed(t *testing.T) (*fleet, *simulated, *slowStore, *etcdtest.Server) {
 	b.opened.client.KV, b.opened.client.Watcher = slow, slow
 	b.run()
 	f.balancers = append(f.balancers, b)
-	f.follow(add9(0))
+	f.follow(addServer(0))
 	if reads := slow.reads.Load(); reads != 1 {
 		t.Fatalf("all keys were read %d times at the start", reads)
 	}
@@ -105,7 +105,7 @@ func TestSlowAnswers(t *testing.T) {
 	for i := range 2 {
 		slow.isSlow.Store(true)
 		b.awaitLoss()
-		f.follow(add9(i + 1))
+		f.follow(addServer(i + 1))
 		slow.isSlow.Store(false)
 		b.await(func(s Status) bool { return s.Reachable && s.Problem == "" }, "notice that the store answers")
 	}
@@ -116,14 +116,14 @@ func TestSlowAnswers(t *testing.T) {
 }
 
 // The member of etcd at which a balancer watches the store is stuck, although its connections work.
-// Other members answer. The balancer does not wait for the watch as long as for one whose member
+// Other members answer. The balancer reads all keys again sooner than if all of its probes had
 // answers.
 func TestStuckMember(t *testing.T) {
 	t.Parallel()
 	f, b, slow, _ := slowed(t)
 	slow.isStuck.Store(true)
 	before := slow.answers.Load()
-	f.await(f.edit(add9(1)), time.Now(), f.balancers[0])
+	f.await(f.edit(addServer(1)), time.Now(), f.balancers[0])
 	for slow.reads.Load() == 1 {
 		b.await(func(s Status) bool { return s.Reachable }, "get an answer")
 		b.await(func(s Status) bool { return !s.Reachable || slow.reads.Load() > 1 }, "miss an answer")
@@ -135,14 +135,14 @@ func TestStuckMember(t *testing.T) {
 	f.follow(drain("web", "s1"))
 }
 
-// A store is restored from a backup while it does not answer, and has more revisions than before when
-// it answers again. The watch goes on there, but the balancer has nothing of what was lost.
+// A store is restored from a backup while it does not answer, and has more revisions than before
+// when it answers again. The watch goes on there, but the balancer keeps none of the lost changes.
 func TestRestoredWhileSlow(t *testing.T) {
 	t.Parallel()
 	f, b, slow, server := slowed(t)
 	near := f.balancers[0]
 	whileDown(server, server.BackUp)
-	f.follow(add9(1))
+	f.follow(addServer(1))
 	slow.isSlow.Store(true)
 	b.awaitLoss()
 	version := f.rewrite(server, near)

@@ -44,7 +44,7 @@ const (
 	pingInterval = 6 * time.Second
 	pingTimeout  = 3 * time.Second
 	// longestDial is how long an attempt to connect may take, and the longest pause before the next
-	// one. By default, the library's pause grows to two minutes.
+	// one. By default, gRPC's pause grows to two minutes.
 	longestDial = 3 * time.Second
 	// pageSize is the number of keys in one answer when all keys are read.
 	pageSize = 1000
@@ -140,7 +140,7 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	return &Store{client, connections, causes, Prefix(cfg), name}, nil
 }
 
-// login keeps the library from failing when it cannot get a token for its user. The library then
+// login keeps etcd's library from failing when it cannot get a token for its user. The library then
 // goes on without a token. It asks for a token again before each stream, and when the store refuses
 // a request because the token is missing (ErrUserEmpty).
 type login struct{ isOpen atomic.Bool } // isOpen: clientv3.New has returned
@@ -209,8 +209,8 @@ func (s *Store) key(key string) string { return s.prefix + key }
 // head is the value of the key head: the last change of a fleet.
 type head struct {
 	Format int `json:"format"`
-	// Epoch identifies the filling of the store. If a store has lost its content and is filled again,
-	// it has another epoch.
+	// Epoch is a random ID that the store gets when it is filled. If it loses its content and is
+	// filled again, it gets another epoch.
 	Epoch  string `json:"epoch"`
 	Change uint64 `json:"change"` // the number of the last change
 	// Removals is the number of the last change that may remove more servers than the limit, because
@@ -227,9 +227,9 @@ type head struct {
 	By string `json:"by"`
 }
 
-// author returns who has made the last change, for events.
+// author returns the author of the last change in the form of an event's actor.
 func (h *head) author() string {
-	writer := h.By[:max(0, strings.LastIndex(h.By, " "))]
+	writer := withoutID(h.By)
 	if h.Who == "" {
 		return "store: " + writer
 	}
@@ -273,10 +273,12 @@ func ParseVersion(text string) (Version, error) {
 	return Version{epoch, change}, nil
 }
 
-// newID returns a random ID.
 func newID() string { return strings.ToLower(rand.Text()[:12]) }
 
-// encode returns the JSON of a value.
+// withoutID returns the name in a value that consists of a name, a space and an ID. It returns an
+// empty string if the value has no space.
+func withoutID(value string) string { return value[:max(0, strings.LastIndex(value, " "))] }
+
 func encode(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {

@@ -21,9 +21,9 @@ const (
 	// restarted, the watch goes on without an error.
 	probeInterval = time.Second
 	probeTimeout  = 5 * time.Second
-	// missedProbes is how many probes in a row may find a newer change than the watch has delivered.
-	// At the next such probe, the content is read anew. If a probe between them has no answer, this
-	// happens at the second such probe.
+	// missedProbes is how many probes in a row may find a newer change than the watch has
+	// delivered. At the next such probe, the content is read anew. If two such probes have between
+	// them a probe without an answer, the content is read anew at the second one.
 	missedProbes = 10
 	// firstPause is the time before the content is read anew after an error. The pause doubles with
 	// each further error, up to longestPause.
@@ -175,7 +175,7 @@ func (s *Store) probe(
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
 	var delivered position // what the watch has delivered
-	missed := 0            // how many answers in a row the watch was behind
+	missed := 0            // how many answers in a row had a newer change than the watch
 	for {
 		select {
 		case <-ctx.Done():

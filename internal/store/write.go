@@ -114,19 +114,9 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	case w.change.DryRun:
 		return n.Version(), nil
 	}
-	next := *n.head
-	next.Change, next.By, next.Who, next.Writing = next.Change+1, w.by, w.change.Who, 0
-	if w.change.PermitsRemovals {
-		next.Removals = next.Change
-	}
-	if w.change.NamesDrains {
-		isDrain, err := drains(before, after)
-		if err != nil {
-			return Version{}, err
-		}
-		if isDrain {
-			next.Drains = next.Change
-		}
+	next, err := w.nextHead(n.head, before, after)
+	if err != nil {
+		return Version{}, err
 	}
 	// before lacks the unreadable keys, so changesTo does not find their removal.
 	changes := append(before.changesTo(after), n.unreadable(after)...)
@@ -143,6 +133,23 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 		return Version{}, err
 	}
 	return Version{next.Epoch, next.Change}, nil
+}
+
+// nextHead returns the head after the change, which replaces the content before by after.
+func (w *writer) nextHead(now *head, before, after Tree) (head, error) {
+	next := *now
+	next.Change, next.By, next.Who, next.Writing = now.Change+1, w.by, w.change.Who, 0
+	if w.change.PermitsRemovals {
+		next.Removals = next.Change
+	}
+	if !w.change.NamesDrains {
+		return next, nil
+	}
+	isDrain, err := drains(before, after)
+	if isDrain {
+		next.Drains = next.Change
+	}
+	return next, err
 }
 
 // check calls Check with the contents that balancers may follow before the change: the last one and

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// lossy is a store that an operator reaches by a proxy.
+// lossy is a fleet without balancers, and a connection to its store by a proxy.
 type lossy struct {
 	*fleet
 	far   *Store // by the proxy
@@ -56,8 +56,7 @@ func (l *lossy) drain(ctx context.Context, expected Version, fault func()) (Vers
 	}})
 }
 
-// awaitChange waits until the store has a change after a version.
-// Any goroutine may call it.
+// awaitChange waits until the store has a change after a version. Any goroutine may call it.
 func (l *lossy) awaitChange(before Version) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -105,7 +104,7 @@ func TestChangeIsLost(t *testing.T) {
 	version, err := l.drain(t.Context(), before, func() {
 		cut.Do(func() {
 			l.proxy.Cut()
-			// The connections end then, with what they carry.
+			// Heal ends the connections, and their data is lost.
 			time.AfterFunc(time.Second, l.proxy.Heal)
 		})
 	})
@@ -141,7 +140,7 @@ func TestUnknownChange(t *testing.T) {
 	}
 }
 
-// A store that refuses a change has not made it, so nobody has to find out.
+// If a store refuses a change, the error is not uncertain: the change was not made.
 func TestRefusedBatch(t *testing.T) {
 	t.Parallel()
 	l := newLossy(t)
@@ -163,8 +162,8 @@ func TestRefusedBatch(t *testing.T) {
 	}
 }
 
-// A writer whose answer was lost finds out what became of its change, whatever others have done
-// since. A change that was not made by then is not made later.
+// A writer whose answer was lost finds out whether its change was made, even if others have made
+// changes since. A change that was not made by then is not made later.
 func TestOutcome(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -195,7 +194,7 @@ func TestOutcome(t *testing.T) {
 				madeAt, _ = send()
 			}
 			for i := range c.others {
-				l.edit(add9(i))
+				l.edit(addServer(i))
 			}
 			for range 2 { // the first answer may be lost, too
 				at, err := w.outcome(t.Context(), n.headAt, n.head, &next, false)
@@ -211,7 +210,7 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
-// Nobody can find out any more what became of a change if the values of the head are gone.
+// If the earlier values of the head are gone, it stays unknown whether a change was made.
 func TestOutcomeIsGone(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*etcdtest.Server, *Store) error{
@@ -230,8 +229,8 @@ func TestOutcomeIsGone(t *testing.T) {
 			testhost.Must(t, err)
 			next := *n.head
 			next.Change, next.By = next.Change+1, w.by
-			f.edit(add9(0))
-			f.edit(add9(1))
+			f.edit(addServer(0))
+			f.edit(addServer(1))
 			testhost.Must(t, lose(server, f.store))
 			if _, err := w.outcome(t.Context(), n.headAt, n.head, &next, false); !errors.Is(err, ErrUnknown) {
 				t.Errorf("error %v", err)
@@ -241,7 +240,7 @@ func TestOutcomeIsGone(t *testing.T) {
 }
 
 // A writer that fills a store has given up, and has left the head of a store without services. The
-// next one fills it, also with nothing.
+// next writer can fill the store, even with no services.
 func TestFillAfterLoss(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
@@ -337,7 +336,7 @@ func TestWriterDies(t *testing.T) {
 		t.Error("a balancer that starts meanwhile has another state")
 	}
 	f.follow(drain("web", "s1"))
-	if got := len(b.servers("web")); got != 500 || b.isDrained("web", "s1") == false {
+	if got := len(b.servers("web")); got != 500 || !b.isDrained("web", "s1") {
 		t.Errorf("%d servers after the next change, want 500", got)
 	}
 	// Should the writer live after all, it can write no more.

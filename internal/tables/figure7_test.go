@@ -16,7 +16,7 @@ var experiments = flag.Int("figure7.experiments", 3,
 	"experiments for each point of figure 7 of 6LB; the paper averages 20")
 
 var buckets = flag.Int("figure7.buckets", DefaultBuckets,
-	"M of figure 7; for another than the paper's, its numbers are not asked for")
+	"M of figure 7; only with the paper's number, the paper's results are required")
 
 // TestFigure7 computes figure 7 of 6LB: N = 1000 servers, M = 65537 buckets, and the failure rate
 // when k servers are removed, for one candidate and for two. The text of section III-B1 gives one

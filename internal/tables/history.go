@@ -10,15 +10,15 @@ import (
 // NoServer stands for a place without a server, or for a server that is not known any more.
 const NoServer = 0xffff
 
-// History contains the servers that each place of a table had: SHELL's choice history ("Stateless
-// Load-Aware Load Balancing in P4", section III-B). A packet of a flow that the bucket's i-th
-// candidate took visits the servers of place i, the newest first, until it reaches the one that
-// has the flow.
+// History contains the present and former servers of each place of a table: SHELL's choice history
+// ("Stateless Load-Aware Load Balancing in P4", section III-B). A place is an entry of a row. A
+// packet of an unknown flow visits the servers of a place, the newest first, until it reaches the
+// server that has the flow.
 //
-// Algorithm 1 of the paper moves every place down by one at each change of the table and then
-// removes duplicates. So the oldest server is lost even if nothing changed in a place.
-// History removes duplicates first. So each place keeps its last different servers, up to the
-// depth of the history.
+// At each change of the table, algorithm 1 of the paper moves the servers of every place down by
+// one, and then removes duplicates. So the oldest server is lost even if a place keeps its server.
+// History removes duplicates first. So each place keeps its last different servers, up to the depth
+// of the history.
 type History struct {
 	depth   int
 	servers []uint16 // depth entries for each place, the newest first
@@ -56,9 +56,9 @@ func (h *History) Push(places []uint16) error {
 // insert makes a server the first one of its place. If it is there already, the servers before it
 // move down by one. Otherwise all move down, and a full place loses the last one.
 func (h *History) insert(place int, server uint16) {
-	column := h.servers[place*h.depth : (place+1)*h.depth]
+	servers := h.servers[place*h.depth : (place+1)*h.depth]
 	held := int(h.held[place])
-	moving := slices.Index(column[:held], server) // number of servers that move down
+	moving := slices.Index(servers[:held], server) // number of servers that move down
 	switch {
 	case moving >= 0:
 	case held == h.depth:
@@ -67,11 +67,11 @@ func (h *History) insert(place int, server uint16) {
 		moving = held
 		h.held[place]++
 	}
-	copy(column[1:moving+1], column[:moving])
-	column[0] = server
+	copy(servers[1:moving+1], servers[:moving])
+	servers[0] = server
 }
 
-// Column returns the servers of a place, the newest first. It shares memory with the history.
-func (h *History) Column(place int) []uint16 {
+// ServersOf returns the servers of a place, the newest first. It shares memory with the history.
+func (h *History) ServersOf(place int) []uint16 {
 	return h.servers[place*h.depth : place*h.depth+int(h.held[place])]
 }

@@ -41,7 +41,7 @@ func TestHistory(t *testing.T) {
 						want = append(want, s)
 					}
 				}
-				if got := h.Column(place); !slices.Equal(got, want) {
+				if got := h.ServersOf(place); !slices.Equal(got, want) {
 					t.Fatalf("place %d of depth %d: %v, want %v of %v", place, depth, got, want, past[place])
 				}
 			}

@@ -15,9 +15,9 @@ import (
 )
 
 var (
-	bucketNumbers = rapid.SampledFrom([]int{2, 3, 7, 8, 61, 64, 251, 256, 1009, 1024})
-	candidateness = rapid.IntRange(1, MaxCandidates)
-	anyWeight     = rapid.OneOf(rapid.Uint32Range(0, 20), rapid.Uint32())
+	bucketNumbers    = rapid.SampledFrom([]int{2, 3, 7, 8, 61, 64, 251, 256, 1009, 1024})
+	candidateNumbers = rapid.IntRange(1, MaxCandidates)
+	anyWeight        = rapid.OneOf(rapid.Uint32Range(0, 20), rapid.Uint32())
 )
 
 // servers draws a list of servers: at least the given number, and at most 40.
@@ -60,7 +60,7 @@ func algorithm3(p [][]int, m, c int) (rows []uint16, nextIndex []int) {
 // the last round, unless a permutation is exhausted.
 func TestEqualWeights(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m, c := bucketNumbers.Draw(t, "buckets"), candidateness.Draw(t, "candidates")
+		m, c := bucketNumbers.Draw(t, "buckets"), candidateNumbers.Draw(t, "candidates")
 		list := servers(t, 1, rapid.Just(rapid.Uint32Min(1).Draw(t, "weight")))
 		table := mustBuild(t, list, m, c)
 
@@ -103,7 +103,7 @@ func TestApportionment(t *testing.T) {
 		weights := rapid.SliceOfN(rapid.OneOf(rapid.Uint32Range(1, 20), rapid.Uint32Min(1)), 1, 40).Draw(t, "weights")
 		slices.Sort(weights)
 		slices.Reverse(weights)
-		c := min(candidateness.Draw(t, "candidates"), len(weights))
+		c := min(candidateNumbers.Draw(t, "candidates"), len(weights))
 		walks := make([]walk, len(weights))
 		for i := range walks {
 			walks[i] = newWalk(uint16(i), rapid.String().Draw(t, "name"), uint32(m))
@@ -138,7 +138,7 @@ func TestApportionment(t *testing.T) {
 
 func TestRows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m, c := bucketNumbers.Draw(t, "buckets"), candidateness.Draw(t, "candidates")
+		m, c := bucketNumbers.Draw(t, "buckets"), candidateNumbers.Draw(t, "candidates")
 		list := servers(t, 0, anyWeight)
 		table := mustBuild(t, list, m, c)
 
@@ -172,7 +172,7 @@ func TestRows(t *testing.T) {
 // order, or the same weights in another unit.
 func TestAgreement(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m, c := bucketNumbers.Draw(t, "buckets"), candidateness.Draw(t, "candidates")
+		m, c := bucketNumbers.Draw(t, "buckets"), candidateNumbers.Draw(t, "candidates")
 		list := servers(t, 1, rapid.Uint32Range(0, 100))
 		other := rapid.Permutation(list).Draw(t, "other order")
 		unit := rapid.Uint32Range(1, math.MaxUint32/100).Draw(t, "unit")
@@ -254,7 +254,7 @@ func TestColumns(t *testing.T) {
 				servers[i].Weight = rapid.Uint32Range(0, 5).Draw(t, "weight")
 			}
 		}
-		columns, err := BuildColumns(servers, m, candidateness.Draw(t, "candidates"))
+		columns, err := BuildColumns(servers, m, candidateNumbers.Draw(t, "candidates"))
 		if err != nil {
 			t.Fatal(err)
 		}

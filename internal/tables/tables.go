@@ -225,10 +225,8 @@ type grid struct {
 
 func newGrid(buckets, candidates int) *grid {
 	return &grid{
-		buckets:    uint32(buckets),
-		candidates: uint32(candidates),
-		rows:       make([]uint16, buckets*candidates),
-		filled:     make([]uint8, buckets),
+		buckets: uint32(buckets), candidates: uint32(candidates),
+		rows: make([]uint16, buckets*candidates), filled: make([]uint8, buckets),
 	}
 }
 

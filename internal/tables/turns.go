@@ -10,14 +10,14 @@ import (
 // BuildTurns builds the table of round-robin: its rows are turns, and the first candidate of a row
 // has the row's turn. The table is one cycle, in which each server has as many turns as its weight
 // says, divided by the greatest common divisor of all weights. So equal weights give a row for each
-// server, in the order of names. A cycle of more than the given number of buckets is cut there, and
-// a server's turns are its share of the rows, give or take less than one.
+// server, in the order of names. A cycle of more than the given number of buckets is cut there.
 //
-// Turns are spread evenly: after any number of turns, each server has had its share of them, give
-// or take less than one. The turns of a server are scheduled by their deadlines (Tijdeman, "The
-// chairman assignment problem", 1980; Baruah et al., "Proportionate progress", 1996). If a server
-// has the share x of all turns, its turn k may take place from the time k/x on, and its deadline is
-// (k+1)/x. At each time, of the turns that may take place, the one with the earliest deadline does.
+// Turns are spread evenly: after some turns, the number of turns that a server has had differs from
+// its share of them by less than one. The turns of a server are scheduled by their deadlines
+// (Tijdeman, "The chairman assignment problem", 1980; Baruah et al., "Proportionate progress",
+// 1996). If a server has the share x of all turns, its turn n, counted from 1, may take place from
+// the time (n-1)/x on, and its deadline is n/x. At each time, of the turns that may take place, the
+// one with the earliest deadline does.
 //
 // The other candidates of a row are the servers that follow the first candidate in the order of
 // weights and names. With no more servers than candidates, each row contains all servers.
@@ -57,7 +57,7 @@ func spreadTurns(weights []uint32, most int) []int {
 	cycle := make([]int, min(sum/uint64(divisor), uint64(most)))
 	begin := make([][]turn, len(cycle)) // the turns that may take place from a time on
 	for i, w := range weights {
-		begin[0] = append(begin[0], turn{server: i, weight: uint64(w), end: 1})
+		begin[0] = append(begin[0], turn{server: i, weight: uint64(w), number: 1})
 	}
 	var open turnHeap
 	for now := range cycle {
@@ -67,28 +67,29 @@ func spreadTurns(weights []uint32, most int) []int {
 		begin[now] = nil
 		t := heap.Pop(&open).(turn)
 		cycle[now] = t.server
-		// The server's next turn may take place from the time end/share on, rounded up, where share
-		// is weight/sum. The product end·sum is at most now·weight + sum, which fits 64 bits.
-		if next := (t.end*sum + t.weight - 1) / t.weight; next < uint64(len(cycle)) {
-			t.end++
+		// The server's next turn may take place from the time number/share on, rounded up, where
+		// share is weight/sum. The product number·sum is at most now·weight + sum: it fits 64 bits.
+		if next := (t.number*sum + t.weight - 1) / t.weight; next < uint64(len(cycle)) {
+			t.number++
 			begin[next] = append(begin[next], t)
 		}
 	}
 	return cycle
 }
 
-// turn is turn end-1 of a server, counted from 0. It has to take place before its deadline, the
-// time end·sum/weight.
+// turn is a turn of a server. It has to take place before its deadline, the time number·sum/weight.
 type turn struct {
-	server      int
-	weight, end uint64
+	server int
+	weight uint64
+	number uint64 // of the server's turns, counted from 1
 }
 
 // before tells whether a turn has an earlier deadline. Turns of the same deadline are in the order
 // of servers. The comparison is exact: the products are at most MaxBuckets times the largest
 // weight, which has 32 bits.
 func (t turn) before(u turn) bool {
-	return cmp.Or(cmp.Compare(t.end*u.weight, u.end*t.weight), cmp.Compare(t.server, u.server)) < 0
+	deadlines := cmp.Compare(t.number*u.weight, u.number*t.weight)
+	return cmp.Or(deadlines, cmp.Compare(t.server, u.server)) < 0
 }
 
 // turnHeap is a heap of turns, the one with the earliest deadline first.

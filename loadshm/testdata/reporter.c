@@ -1,6 +1,6 @@
 /*
- * Is busy with 1 of 4 requests until its standard input ends. It has two children: a forked
- * process that has closed its parent's slot, and an executed program.
+ * This program is busy with 1 of 4 requests until its standard input ends. It has two children: a
+ * forked process that has closed its parent's slot, and an executed program.
  */
 #define _GNU_SOURCE
 #include <stdio.h>

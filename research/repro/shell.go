@@ -81,7 +81,7 @@ func reconfigure(
 				return nil, err
 			}
 			printed[i].push(table)
-			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, kept[i].Column))
+			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, kept[i].ServersOf))
 			result.printed[i] = append(result.printed[i], lose(lostPrinted[i], first, printed[i].column))
 		}
 	}

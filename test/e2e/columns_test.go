@@ -58,7 +58,7 @@ func beyondHistory(
 		history := historyOf(t, rows[i:], cmp.Or(s.History, desired.DefaultHistory))
 		for j, c := range live.connections {
 			if c.service.Name == s.Name {
-				held := slices.Contains(history.Column(places[j]), numberOf(l, c.server))
+				held := slices.Contains(history.ServersOf(places[j]), numberOf(l, c.server))
 				opened[j] = opened[j] || held
 				beyond[j] = beyond[j] || opened[j] && !held
 			}

@@ -42,8 +42,8 @@ func (w *Wire) Send(requests []probe.Request) error {
 	return w.plane.Probes.send(w.slots, by.ifindex, by.mode)
 }
 
-// HasWay implements probe.Wire.
-func (w *Wire) HasWay(slot uint32) bool { return w.plane.Servers.HasNextHop(slot) }
+// HasNextHop implements probe.Wire.
+func (w *Wire) HasNextHop(slot uint32) bool { return w.plane.Servers.HasNextHop(slot) }
 
 // Answer implements probe.Wire.
 func (w *Wire) Answer(slot uint32) (probe.Answer, bool) { return w.plane.Probes.Answer(slot) }

@@ -64,5 +64,4 @@ func (c *calls) begin(to Target, through *Target) *call {
 	return begun
 }
 
-// wait waits for the end of all calls.
 func (c *calls) wait() { c.group.Wait() }

@@ -29,9 +29,9 @@ const (
 	Fall, fallDespiteSignals = 3, 10
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
-	// UnansweredOffers is the score from which on a server is suspect: so many connections were
-	// offered to it first and accepted by no server, and none was accepted in between. It is also
-	// the share of connections from which on a server that has accepted none of them is suspect.
+	// UnansweredOffers is the least score with which a server is suspect. A server reaches it by
+	// this many offers in a row without an answer. A server is also suspect if its share of the
+	// connections is at least UnansweredOffers, and it has accepted none (see share).
 	UnansweredOffers = 20
 	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3
@@ -95,8 +95,7 @@ var ErrNotReady = errors.New("the data path is not attached")
 type Wire interface {
 	// Send sends probes. It returns ErrNotReady while the data path does not work yet.
 	Send([]Request) error
-	// HasWay tells whether a server has a next hop.
-	HasWay(slot uint32) bool
+	HasNextHop(slot uint32) bool
 	// Answer returns the answer to a server's last probe, if it has arrived.
 	Answer(slot uint32) (answer Answer, ok bool)
 	// Signals returns the number of signals that have arrived from a server.
@@ -214,7 +213,7 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 }
 
 // addTo adds a server to the service of this name. Replace makes all services anew, so their
-// outcomes begin at 0, and what the server has seen of these outcomes also begins at 0.
+// outcomes begin at 0. The outcomes that the server has seen must begin at 0, too.
 func (p *Prober) addTo(name string, s *server) {
 	all := p.services[name]
 	if all == nil {
@@ -242,7 +241,7 @@ func (p *Prober) tick() (changes []Result) {
 		if p.judge(s) {
 			changes = append(changes, Result{s.target.Service, s.target.Server, s.target.Slot, s.fault})
 		}
-		if s.asked = p.wire.HasWay(s.target.Slot); !s.asked {
+		if s.asked = p.wire.HasNextHop(s.target.Slot); !s.asked {
 			continue // a missing next hop proves nothing about the agent
 		}
 		requests = append(requests, Request{&s.target, rand.Uint64()&^slotMask | uint64(s.target.Slot)})
@@ -325,7 +324,7 @@ func (p *Prober) hear(s *server) {
 		default:
 		}
 	}
-	if p.calls != nil && s.needsCall() && p.wire.HasWay(s.target.Slot) {
+	if p.calls != nil && s.needsCall() && p.wire.HasNextHop(s.target.Slot) {
 		p.begin(s)
 	}
 }
@@ -352,9 +351,9 @@ func (p *Prober) begin(s *server) {
 // first of successive failures.
 func (p *Prober) complain(name string, err error) {
 	service := p.services[name]
-	before := service.mute
-	service.mute = errors.Is(err, ErrUntried)
-	if service.mute && !before {
+	before := service.cannotCall
+	service.cannotCall = errors.Is(err, ErrUntried)
+	if service.cannotCall && !before {
 		p.log.Error("cannot connect to servers that leave offers unanswered: none is found unheard",
 			"service", name, "error", err)
 	}

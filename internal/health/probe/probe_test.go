@@ -88,7 +88,7 @@ func (w *wire) Send(requests []Request) error {
 	return nil
 }
 
-func (w *wire) HasWay(uint32) bool {
+func (w *wire) HasNextHop(uint32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !w.cutOff
@@ -284,7 +284,7 @@ func TestProbesOfServerThatSignals(t *testing.T) {
 	})
 }
 
-// One answer suffices for probes of a server that signals not to be counted together.
+// If a server signals, one answer to a probe begins the count of lost probes anew.
 func TestProbesOfServerThatSignalsAndAnswers(t *testing.T) {
 	simulate(t, newWire(), func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
@@ -398,7 +398,7 @@ func TestOffersWithoutAnswers(t *testing.T) {
 	})
 }
 
-// A server that has no way to its peers is Unheard, though it answers: the connections that it
+// A server that does not reach its peers is Unheard, though it answers: the connections that it
 // refuses are lost. Most offers of the others are lost, too, because they visit that server.
 func TestServerThatPassesNothingOn(t *testing.T) {
 	for _, servers := range []uint32{2, 4} {
@@ -427,7 +427,7 @@ func TestPeerThatDoesNotAnswer(t *testing.T) {
 	simulateWell(t, placed(0, 2), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 1)
 		for range 12 {
-			w.offer(0, 40, 0) // and the peer gets no offers first
+			w.offer(0, 40, 0) // the peer gets only what s0 passes on
 			for server, fault := range pass(p, Interval) {
 				if server != "s1" || fault != Unheard {
 					t.Errorf("%s: %v", server, fault)
@@ -440,8 +440,8 @@ func TestPeerThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// Peers that do not answer are no evidence against the server through which they are called, though
-// they are its first peers, in a row, and nobody has suspected them before.
+// Peers that do not answer are no evidence against the server through which they are called, even
+// if they are its first three peers, and were not suspect before.
 func TestPeersInARowThatDoNotAnswer(t *testing.T) {
 	simulateWell(t, placed(0, 12), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 1, 2, 3)
@@ -462,8 +462,8 @@ func TestPeersInARowThatDoNotAnswer(t *testing.T) {
 	})
 }
 
-// Clients can make offers that servers leave unanswered, at any rate. While servers answer the
-// balancer's own calls, they stay, whether one server or all of them are the aim.
+// Clients can cause any number of offers that servers leave unanswered. A server that answers the
+// balancer's own calls is not Unheard, whether clients aim at one server or at all.
 func TestClientsCannotMakeServersUnheard(t *testing.T) {
 	for name, aims := range map[string][]uint32{"one server": {2}, "all servers": {0, 1, 2, 3, 4, 5}} {
 		t.Run(name, func(t *testing.T) {
@@ -603,9 +603,9 @@ func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 	})
 }
 
-// Under policy least, the last candidate accepts most connections. A server that drops what it
-// accepts loses as many connections that were offered to others first as of its own. Only that
-// server is never heard.
+// Under policy least, the last candidate accepts most connections. A server that drops the
+// connections it accepts loses as many first offers of each other server as of its own. Only this
+// server sends no signals.
 func TestServerThatIsNeverHeard(t *testing.T) {
 	for _, servers := range []uint32{3, 12} {
 		bad := servers - 1
@@ -645,9 +645,9 @@ func TestServerThatRefusesAll(t *testing.T) {
 	})
 }
 
-// One server of four drops what it accepts, and every connection goes to it while balancers offer
-// it any. So all connections are lost, and all servers are suspect. Only the bad one does not answer
-// calls.
+// One server of four drops the connections that it accepts. While it gets offers, every connection
+// goes to it. So all connections are lost, and all servers are suspect. Only the bad one does not
+// answer calls.
 func TestServerThatTakesAll(t *testing.T) {
 	const bad, offered = 3, 9
 	simulateWell(t, placed(0, 4), func(t *testing.T, w *wire, p *Prober) {
@@ -732,9 +732,9 @@ func TestUnheardEndsWithHunting(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
 	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
-		placed := target(1)
-		placed.Offered, placed.Fault = false, Unheard
-		p.SetTargets(t.Context(), []Target{placed})
+		unheard := target(1)
+		unheard.Offered, unheard.Fault = false, Unheard
+		p.SetTargets(t.Context(), []Target{unheard})
 		expect(t, "its service places connections itself", pass(p, 3*Interval), map[string]Fault{"s1": None})
 	})
 }
@@ -755,7 +755,7 @@ func TestFindingsBeforeNewTargets(t *testing.T) {
 	})
 }
 
-// A server without a next hop is not probed, and therefore not silent.
+// A server without a next hop is not probed, and so does not become silent.
 func TestServerWithoutWay(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
@@ -775,8 +775,8 @@ func TestServerWithoutWay(t *testing.T) {
 	})
 }
 
-// For services whose first offers the data path does not count, offers and signals are not
-// compared.
+// If the data path does not count first offers to the servers of a service, its offers and signals
+// are not compared.
 func TestOffersAreNotCompared(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well

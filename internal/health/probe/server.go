@@ -31,7 +31,7 @@ type server struct {
 	call      *call   // the last call, until its result is noted; nil: there is none
 	passes    bool    // the next call goes through the server to a peer
 	peer      *server // the peer of the last call; nil: the call went to the server itself
-	turn      int     // where peerOf has found the last peer; it counts on from there
+	turn      int     // the index after which peerOf looks for the next peer; it only rises
 	reached   int     // successive calls with an answer
 	unreached int     // successive calls without an answer, by the server's fault
 	unheard   bool

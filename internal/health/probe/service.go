@@ -6,16 +6,15 @@ import "slices"
 
 // service has the servers of a service, and the outcomes of the connections offered to them.
 type service struct {
-	servers  []*server
-	outcomes outcomes
-	mute     bool // this host could not make the last call to a server
+	servers    []*server
+	outcomes   outcomes
+	cannotCall bool // this host could not make the last call to a server
 }
 
 // outcomes counts the connections that were offered to the servers of a service: those that a
 // server accepted, and those that no server answered.
 type outcomes struct{ taken, lost uint64 }
 
-// add adds new outcomes.
 func (s *service) add(o outcomes) {
 	s.outcomes.taken += o.taken
 	s.outcomes.lost += o.lost
@@ -81,5 +80,4 @@ func (s *share) add(now outcomes, servers int) {
 // offers is not missing: the other servers accept them, so none is lost.
 func (s *share) isMissing(n float64) bool { return s.due >= n && s.lost >= s.due/2 }
 
-// forget begins anew.
 func (s *share) forget() { s.due, s.lost = 0, 0 }

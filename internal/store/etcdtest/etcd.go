@@ -26,7 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// Server is a member of a cluster, which may have no other.
+// Server is a member of a cluster of etcd, which may have no other member.
 type Server struct {
 	t      testing.TB
 	name   string

@@ -183,8 +183,8 @@ func (p *Proxy) forget(c net.Conn) {
 	_ = c.Close()
 }
 
-// close ends the listener and all connections, and waits for their goroutines. It also lets what a
-// Cut has stopped go on, so that these goroutines end.
+// close ends the listener and all connections, and waits for their goroutines. It also ends a Cut,
+// so that these goroutines end.
 func (p *Proxy) close() {
 	_ = p.listener.Close()
 	p.mu.Lock()

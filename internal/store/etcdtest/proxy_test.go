@@ -4,7 +4,7 @@ package etcdtest
 
 import "testing"
 
-// What waits since the first of two cuts also goes on after the end of both.
+// Heal also lets the data go on that waits since the first of two cuts.
 func TestCutTwice(t *testing.T) {
 	t.Parallel()
 	p := NewProxy(t, &Server{})
