@@ -42,13 +42,13 @@ const (
 	transferTimeout = 15 * time.Second
 )
 
-// direction is the direction in which a check transfers data. echo is both directions.
+// direction is the direction in which a check transfers data.
 type direction string
 
 const (
 	download direction = "download"
 	upload   direction = "upload"
-	echo     direction = "echo"
+	echo     direction = "echo" // there and back
 )
 
 // check is one request of the demo, and its result. To a TCP service it is a download or an upload
@@ -143,11 +143,10 @@ func (l *Lab) checks() []check {
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
-		// The first check of the next service; less than 0 if rest has only checks of one service.
 		end := slices.IndexFunc(rest, func(c check) bool {
 			return c.service.Name != rest[0].service.Name
 		})
-		if end < 0 {
+		if end < 0 { // all remaining checks are of one service
 			end = len(rest)
 		}
 		ofService := rest[:end]
@@ -161,12 +160,12 @@ func (d *demo) run(ctx context.Context) {
 // it does not run the remaining checks: they fail with errNotTried. When the context ends, it
 // leaves out the remaining checks, and they have no result.
 func (d *demo) runService(ctx context.Context, checks []check) {
-	jobs := make(chan *check)
+	todo := make(chan *check)
 	var failures atomic.Int32
 	var wait sync.WaitGroup
 	for range serviceWorkers {
 		wait.Go(func() {
-			for c := range jobs {
+			for c := range todo {
 				if failures.Load() >= giveUpAfter {
 					c.err = errNotTried
 				} else if d.do(ctx, c); c.err != nil {
@@ -177,10 +176,10 @@ func (d *demo) runService(ctx context.Context, checks []check) {
 	}
 	for i := range checks {
 		if ctx.Err() == nil {
-			jobs <- &checks[i]
+			todo <- &checks[i]
 		}
 	}
-	close(jobs)
+	close(todo)
 	wait.Wait()
 }
 
@@ -553,9 +552,10 @@ func (d *demo) failures() []string {
 		if c.server != "" {
 			text += ", at server " + c.server
 		}
-		if times[text]++; times[text] == 1 {
+		if times[text] == 0 {
 			failures = append(failures, text)
 		}
+		times[text]++
 	}
 	for i, text := range failures {
 		if times[text] > 1 {
