@@ -86,26 +86,28 @@ func measureControl(
 
 // mediansOf returns the medians of each case, in the order of the first round.
 func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
+	var names []string // of the cases
+	byCase := map[string][]ControlTime{}
 	for _, t := range times {
-		// of returns the median of what get returns for each round of this case.
-		of := func(get func(ControlTime) time.Duration) time.Duration {
+		if byCase[t.Case] == nil {
+			names = append(names, t.Case)
+		}
+		byCase[t.Case] = append(byCase[t.Case], t)
+	}
+	for _, name := range names {
+		median := func(get func(ControlTime) time.Duration) time.Duration {
 			var all []time.Duration
-			for _, other := range times {
-				if other.Case == t.Case {
-					all = append(all, get(other))
-				}
+			for _, t := range byCase[name] {
+				all = append(all, get(t))
 			}
 			slices.Sort(all)
 			return all[len(all)/2]
 		}
-		if slices.ContainsFunc(medians, func(m ControlTime) bool { return m.Case == t.Case }) {
-			continue // the medians of this case are there already
-		}
 		medians = append(medians, ControlTime{
-			ControlSize: size, Case: t.Case,
-			Process: of(func(t ControlTime) time.Duration { return t.Process }),
-			Command: of(func(t ControlTime) time.Duration { return t.Command }),
-			Wall:    of(func(t ControlTime) time.Duration { return t.Wall }),
+			ControlSize: size, Case: name,
+			Process: median(func(t ControlTime) time.Duration { return t.Process }),
+			Command: median(func(t ControlTime) time.Duration { return t.Command }),
+			Wall:    median(func(t ControlTime) time.Duration { return t.Wall }),
 		})
 	}
 	return medians
@@ -150,7 +152,7 @@ func buildControlNetwork() error {
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make a veth pair: %w", err)
 	}
-	var index int // of the last interface, controlInterface
+	var index int // after the loop, that of controlInterface
 	for _, name := range []string{attrs.Name, controlInterface} {
 		link, err := netlink.LinkByName(name)
 		if err == nil {
@@ -234,7 +236,7 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 
 // configure writes the balancer's configuration to a file. Services with odd numbers have placement
 // hunt, and the others placement hash. weight is the weight of the first server of the last
-// service. All other servers have weight 1. So another weight changes one server.
+// service. All other servers have weight 1. So a reload with another weight changes one server.
 func (h *controlHost) configure(file string, weight int) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+
@@ -339,8 +341,8 @@ func (c *controlled) stop() error {
 		err = fmt.Errorf("segue lb: %w: %s", err, c.output)
 	}
 	// The context of the measurement may have ended, but the data path must be removed in any case.
-	_, detached := c.host.run(context.Background(), "lb", "detach", c.host.instance)
-	return errors.Join(err, detached, os.RemoveAll(filepath.Join(c.host.dir, "state")))
+	_, errDetach := c.host.run(context.Background(), "lb", "detach", c.host.instance)
+	return errors.Join(err, errDetach, os.RemoveAll(filepath.Join(c.host.dir, "state")))
 }
 
 // measure runs a command of segue, and returns its times.

@@ -185,8 +185,8 @@ func (r *rig) loadFloor(s *setup) error {
 			return fmt.Errorf("floor: set %s: %w", name, err)
 		}
 	}
-	// The table has a power of two of words of 8 bytes. The program takes the index of a word from
-	// the highest bits of a number of 64 bits, by a shift.
+	// The table has words of 8 bytes, and their number is a power of two. The program shifts a
+	// random number of 64 bits to the right, so that its highest bits become the index of a word.
 	words := uint32(1) << bits.Len32(max(2, s.tableBytes/8)-1)
 	spec.Maps["table"].MaxEntries = words
 	shift := 64 - uint32(bits.TrailingZeros32(words))
@@ -220,7 +220,8 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	r.serves.servers = s.servers
 	// A persistence other than table is measured with placement hunt, until serve changes the
 	// service.
-	if r.serves.persistence = s.persistence; s.persistence != "" {
+	r.serves.persistence = s.persistence
+	if s.persistence != "" {
 		r.serves.placement = desired.PlacementHunt
 	}
 	r.config = balancerConfig(s, r.serves)
@@ -235,7 +236,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	if s.kind == setupReference {
 		return r.loadReference(s.capacity)
 	}
-	if s.changed { // the first service had the old servers; now other servers replace them
+	if s.changed { // replace the servers of the first service by others
 		after := r.serves
 		after.changed = true
 		if err := r.apply(after); err != nil {
@@ -300,7 +301,8 @@ func serviceConfig(s service) desired.Service {
 		c.Infer = inferConfig(placement)
 	}
 	addServers(&c, 1, s.serverCount())
-	if s.placement.Polls() { // with unequal weights, a third of the drawn servers refuse a flow
+	if s.placement.Polls() {
+		// With these weights, a third of the draws propose a server that does not take the flow.
 		const light, heavy = 1, 3
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(light))
@@ -309,7 +311,7 @@ func serviceConfig(s service) desired.Service {
 			}
 		}
 	}
-	if s.changed { // the first servers get no new flows, and as many others take their places
+	if s.changed { // drain all servers, and add as many others
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(0))
 		}
@@ -367,10 +369,11 @@ func (r *rig) serve(h *host, s service) error {
 func (r *rig) apply(s service) error {
 	next := *r.config
 	next.Services = []desired.Service{serviceConfig(s)}
-	isReference := r.program != r.balancer.Program() // the reference program must stay
+	isReference := r.program != r.balancer.Program()
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
+	// The reference program stays: it takes the place of each program of the balancer.
 	if !isReference && r.program != r.balancer.Program() {
 		r.program = r.balancer.Program()
 		clear(r.steps) // upTo loads them again: the loaded ones may lack what the service needs

@@ -108,7 +108,7 @@ type Throughput struct {
 // Speedup returns the mean throughput of a number of cores divided by that of one core. It is NaN
 // if one of the two was not measured.
 func Speedup(results []Throughput, way Way, cores int) float64 {
-	find := func(cores int) float64 {
+	mean := func(cores int) float64 {
 		i := slices.IndexFunc(results, func(t Throughput) bool {
 			return t.Way == way && t.Cores == cores
 		})
@@ -117,7 +117,7 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 		}
 		return results[i].Mean
 	}
-	return find(cores) / find(1)
+	return mean(cores) / mean(1)
 }
 
 // MeasureThroughput measures the packets per second of a balancer on different numbers of cores.
@@ -465,9 +465,9 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// take replaces the program on interface in by the program of a way: one that drops packets, one
-// that passes them on, or the balancer's own.
-func (b *testbed) take(way Way) error {
+// useProgramOf replaces the program on interface in by the program of a way: one that drops
+// packets, one that passes them on, or the balancer's own.
+func (b *testbed) useProgramOf(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)
 	if program == nil { // the balancer's own program

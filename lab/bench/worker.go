@@ -118,9 +118,9 @@ type worker struct {
 }
 
 // ServeWorker answers the requests of a comparison of builds until the input ends. If a request
-// fails, the answer has the error. ServeWorker itself returns an error if a request is malformed,
-// if too many packets were not of the kind that their case measures, or if something cannot be
-// removed.
+// fails, the answer has the error. ServeWorker itself returns an error if it cannot read a request
+// or write an answer, if too many packets were not of the kind that their case measures, or if
+// something cannot be removed.
 func ServeWorker(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	w := &worker{rigs: map[setup]*rig{}, out: json.NewEncoder(out)}
 	if err := w.out.Encode(hello{workerProtocol, version.Read()}); err != nil {

@@ -102,8 +102,8 @@ func (g *generator) request(c *connection) {
 }
 
 // read reads all bytes that have arrived on a connection. ending tells that the connection has
-// ended or failed: then read goes on until the end of the stream, because events are
-// edge-triggered, and no further event will come.
+// ended or failed. Then no further event will come, because events are edge-triggered. So read goes
+// on until the end of the stream.
 func (g *generator) read(c *connection, ending bool) {
 	for c.phase != closed {
 		n, err := unix.Read(c.descriptor, g.buffer)
@@ -177,10 +177,11 @@ func (g *generator) answered(c *connection, reusable bool) {
 	}
 }
 
-// complete ends a request whose response is complete. Then it decides about the connection. If the
-// server has closed the connection, complete releases it. If it is not reusable, it waits for the
-// server to close it. If no request waits for a connection, it rests. Otherwise, it takes the
-// request that has waited longest, or it is closed if that request has another target.
+// complete ends a request whose response is complete. Then the connection, in this order:
+//   - is released, if the server has closed it
+//   - waits for the server to close it, if it is not reusable
+//   - takes the request that has waited longest, or is released if that request has another target
+//   - rests, if no request waits
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()
 	r, response := c.request, &c.response
@@ -220,9 +221,8 @@ func (g *generator) fail(c *connection, kind Outcome, err error) {
 	phase, r, server := c.phase, c.request, c.response.server
 	if phase == connecting && c.idle {
 		g.idle.opening--
-		if g.idle.failed++; g.idle.err == nil {
-			g.idle.err = err
-		}
+		g.idle.failed++
+		g.idle.err = cmp.Or(g.idle.err, err)
 	}
 	if phase == requesting || phase == accepted { // the server may still work for the request
 		g.reset(c)

@@ -23,9 +23,9 @@ import (
 
 // The outcomes of open connections when servers are removed and their balancer changes.
 const (
-	// ServerRemoved: the connection's server was removed, so the connection had to break.
+	// ServerRemoved means that the connection's server was removed, so the connection had to break.
 	ServerRemoved = "server removed"
-	// Broken: the connection's server is still there, but does not answer on the connection.
+	// Broken means that the connection's server is still there, but does not answer.
 	Broken = "broken"
 )
 

@@ -29,7 +29,7 @@ const (
 	warmUpCPUs = 0.25
 )
 
-// warmUpPace returns the rate of the requests to each server.
+// warmUpPace returns the rate of the warm-up's requests to each server, per second.
 func (s settings) warmUpPace() float64 {
 	least := s.capacityOf(serverName(1))
 	for _, name := range s.serverNames() {
