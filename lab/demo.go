@@ -424,7 +424,6 @@ func (d *demo) result(received map[string]traffic, offers []Offers) *DemoResult 
 	return r
 }
 
-// ofService adds up the checks of a service.
 func (d *demo) ofService(s Service) DemoService {
 	r := DemoService{
 		Name: s.Name, Protocol: s.Protocol, Address: s.Address(), Encapsulation: s.Encapsulation,
@@ -511,7 +510,6 @@ func (r *DemoResult) writeServices(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// writeServers prints the table of servers and an empty line.
 func (r *DemoResult) writeServers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "server\tTCP connections\tUDP datagrams\tMB\t")
@@ -522,7 +520,6 @@ func (r *DemoResult) writeServers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// writeBalancers prints the table of balancers and an empty line.
 func (r *DemoResult) writeBalancers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")

@@ -180,7 +180,6 @@ type usage struct {
 	work      float64 // sum of their work, in seconds
 }
 
-// usage returns the present use of the processors.
 func (p *processors) usage() usage {
 	p.mu.Lock()
 	defer p.mu.Unlock()

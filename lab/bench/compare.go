@@ -270,7 +270,6 @@ func (c *comparison) stop() (err error) {
 	return err
 }
 
-// summarizeComparison returns a result for each case.
 func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
 	nulls := map[string]map[int][2]float64{} // median times of case null, by family and round
 	for _, m := range cases {

@@ -63,7 +63,6 @@ func MeasureControl(ctx context.Context, o ControlOptions) ([]ControlTime, error
 	return times, nil
 }
 
-// measureControl measures all cases for one size.
 func measureControl(
 	ctx context.Context, o *ControlOptions, size ControlSize,
 ) (_ []ControlTime, err error) {
@@ -122,7 +121,6 @@ type controlHost struct {
 	instance  string
 }
 
-// newControlHost makes the network namespace and the directory.
 func newControlHost(segue string, size ControlSize) (h *controlHost, err error) {
 	h = &controlHost{size: size, segue: segue, instance: fmt.Sprintf("bench-control-%d", os.Getpid())}
 	defer func() {
@@ -175,7 +173,6 @@ func buildControlNetwork() error {
 		}))
 }
 
-// remove removes the network namespace and the directory.
 func (h *controlHost) remove() error {
 	var errs []error
 	if h.namespace != nil {

@@ -161,7 +161,6 @@ func (s *setup) build() (r *rig, err error) {
 	return r, nil
 }
 
-// close removes all programs and tables.
 func (r *rig) close() (err error) {
 	for i := len(r.closers) - 1; i >= 0; i-- {
 		err = errors.Join(err, r.closers[i]())

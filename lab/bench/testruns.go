@@ -57,7 +57,6 @@ func newTestRuns(
 	return t, err
 }
 
-// close removes all programs and tables.
 func (t *testRuns) close() (err error) {
 	for _, r := range []*rig{t.known, t.mixed} {
 		if r != nil {

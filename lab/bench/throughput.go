@@ -177,7 +177,6 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	return order, nil
 }
 
-// ways returns the ways that the options select.
 func (o *ThroughputOptions) ways() (ways []Way) {
 	for _, way := range slices.Concat(networkWays, testRunWays) {
 		if o.Setups == nil || o.Setups.MatchString(string(way)) {
@@ -391,7 +390,6 @@ func (b *testbed) config() *desired.Balancer {
 	}
 }
 
-// close removes everything that the testbed has made.
 func (b *testbed) close() error {
 	var errs []error
 	for _, l := range b.attached {

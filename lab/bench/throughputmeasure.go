@@ -191,7 +191,6 @@ func (b *testbed) arrivals() (perCPU []uint64, err error) {
 	return perCPU, nil
 }
 
-// sum adds up counts.
 func sum(counts []uint64) (total uint64) {
 	for _, n := range counts {
 		total += n

@@ -161,7 +161,6 @@ func (w *workerClient) prepare(r prepareRequest, progress Progress) ([]workerCas
 	return a.Cases, nil
 }
 
-// run makes one measurement of a case.
 func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	a, err := w.call(request{Run: &runRequest{w.cases[name], packets}}, nil)
 	if err != nil {

@@ -85,7 +85,6 @@ type idleConnections struct {
 	err                                error // the first error of those that failed
 }
 
-// newGenerator returns a generator that has sent nothing yet.
 func newGenerator(c *Config) (*generator, error) {
 	source, err := c.Arrivals.Start(sim.NewRand(c.Seed, streamArrivals))
 	if err != nil {

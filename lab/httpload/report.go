@@ -140,7 +140,6 @@ func (h histogram) times() *Times {
 	}
 }
 
-// distribution returns the points of the cumulative distribution.
 func (h histogram) distribution() []Point {
 	points := []Point{}
 	if h.TotalCount() == 0 {

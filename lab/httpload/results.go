@@ -78,7 +78,6 @@ func (h histogram) add(d time.Duration) {
 	_ = h.RecordValue(min(max(int64(d), 0), longest)) // in range, so there is no error
 }
 
-// newResults returns empty results.
 func newResults(c *Config) results {
 	return results{
 		config: c, latency: newHistogram(3), exchange: newHistogram(3), connect: newHistogram(3),
@@ -138,7 +137,6 @@ func (r *results) finished(q *request, o *outcome) {
 	r.intervals.finished(q.due-r.zero, o)
 }
 
-// server returns the results of the server with this name. It adds the server if it is new.
 func (r *results) server(name string) *serverResults {
 	if name == "" {
 		name = noServer
@@ -303,7 +301,6 @@ type cpuTimes struct {
 	process, thread time.Duration
 }
 
-// readCPUTimes returns the present CPU times.
 func readCPUTimes() cpuTimes {
 	times := cpuTimes{at: time.Now()}
 	for who, total := range map[int]*time.Duration{

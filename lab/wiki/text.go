@@ -114,7 +114,6 @@ func (a *author) section() {
 	}
 }
 
-// table writes a table of random size.
 func (a *author) table() {
 	columns := 2 + a.r.IntN(4)
 	a.WriteString("{| class=\"wikitable\"\n")

@@ -75,7 +75,6 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 	return run, nil
 }
 
-// service returns the service of the run's case.
 func (p planned) service() lab.Service {
 	services := p.topology(notBuilt).Services
 	i := slices.IndexFunc(services, func(s lab.Service) bool { return s.Name == p.Case.Name })

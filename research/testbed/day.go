@@ -77,7 +77,6 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	return group.Wait()
 }
 
-// writeDay writes the requests of a day.
 func (p planned) writeDay(path string) error {
 	return writeTrace(path, func(out io.Writer) error {
 		return p.topology(notBuilt).Wiki().WriteQueries(out, wiki.Queries{
@@ -90,7 +89,6 @@ func (p planned) writeDay(path string) error {
 	})
 }
 
-// writeTrace creates a file of requests.
 func writeTrace(path string, write func(io.Writer) error) error {
 	file, err := os.Create(path)
 	if err != nil {

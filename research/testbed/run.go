@@ -134,7 +134,6 @@ func (b *rig) generate(ctx context.Context, p planned, folder string) (*httpload
 	return report, errors.Join(err, files.close())
 }
 
-// send sends requests from the client.
 func (b *rig) send(ctx context.Context, config httpload.Config) (report *httpload.Report, err error) {
 	err = b.lab.Node("client").Do(func() (err error) {
 		report, err = httpload.Run(ctx, config)

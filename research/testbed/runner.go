@@ -242,7 +242,6 @@ func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
 	return nil
 }
 
-// make makes a run.
 func (b *rig) make(ctx context.Context, p planned, st *store) (*Run, error) {
 	switch p.Kind {
 	case KindChange:

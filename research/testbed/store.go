@@ -177,7 +177,6 @@ func (s *store) finish() error {
 	return s.write()
 }
 
-// judge compares the results with the claims.
 func (s *store) judge() {
 	for i := range s.results.Claims {
 		s.results.Claims[i].judge(&s.results)
