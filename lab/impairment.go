@@ -314,7 +314,7 @@ func (i Impairment) port(node string) (port impairPort) {
 	return port
 }
 
-// addClsact adds clsact to an interface, which attachFilter needs. To add or delete clsact, the
+// addClsact adds clsact, which attachFilter needs, to an interface. To add or delete clsact, the
 // kernel stops the queues of the interface, and drops packets that are sent to it meanwhile. So the
 // lab adds clsact before there is traffic, and never deletes it. Filters can be added and deleted
 // without loss.

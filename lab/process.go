@@ -31,8 +31,8 @@ type Process struct {
 	// limited tells that the process shares the limit of CPU time of the node's application.
 	limited bool
 
-	// exited is closed when the process has ended and has been reaped. It is nil if another process
-	// than the present one has started it.
+	// exited is closed when the process has ended and has been reaped. It is nil unless this Process
+	// value has started the process.
 	exited chan struct{}
 }
 

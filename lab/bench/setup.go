@@ -149,11 +149,11 @@ func (s *setup) build() (r *rig, err error) {
 	r = &rig{steps: map[string]*ebpf.Program{}}
 	switch s.kind {
 	case setupFloor, setupFloorLookup:
-		err = r.loadFloor(s)
+		err = r.makeFloor(s)
 	case setupBalancer, setupReference:
-		err = r.loadBalancer(s)
+		err = r.makeBalancer(s)
 	case setupAgent:
-		err = r.loadAgent(s)
+		err = r.makeAgent(s)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.close())
@@ -168,9 +168,9 @@ func (r *rig) close() (err error) {
 	return err
 }
 
-// loadFloor loads a program that encapsulates packets. With setupFloorLookup it also reads a random
+// makeFloor loads a program that encapsulates packets. With setupFloorLookup it also reads a random
 // word of a table of at least s.tableBytes.
-func (r *rig) loadFloor(s *setup) error {
+func (r *rig) makeFloor(s *setup) error {
 	spec, err := loadFloor()
 	if err != nil {
 		return err
@@ -184,8 +184,9 @@ func (r *rig) loadFloor(s *setup) error {
 			return fmt.Errorf("floor: set %s: %w", name, err)
 		}
 	}
-	// The table has words of 8 bytes, and their number is a power of two. The program shifts a
-	// random number of 64 bits to the right, so that its highest bits become the index of a word.
+	// The table has words of 8 bytes. Their number is rounded up to a power of two. The program
+	// shifts a random number of 64 bits to the right, so that its highest bits are the index of a
+	// word.
 	words := uint32(1) << bits.Len32(max(2, s.tableBytes/8)-1)
 	spec.Maps["table"].MaxEntries = words
 	shift := 64 - uint32(bits.TrailingZeros32(words))
@@ -212,9 +213,9 @@ func macWord(mac packet.MAC) (word [8]byte) {
 // newInstance returns an instance name that is unique on this machine.
 func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), instances.Add(1)) }
 
-// loadBalancer makes a balancer, without a daemon, and takes its program. With setupReference, the
+// makeBalancer makes a balancer, without a daemon, and takes its program. With setupReference, the
 // reference program takes the place of the balancer's program.
-func (r *rig) loadBalancer(s *setup) (err error) {
+func (r *rig) makeBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, desired.TCP)
 	r.serves.servers = s.servers
 	// A persistence other than table is measured with placement hunt, until serve changes the
@@ -233,7 +234,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 		return err
 	}
 	if s.kind == setupReference {
-		return r.loadReference(s.capacity)
+		return r.useReference(s.capacity)
 	}
 	if s.changed { // replace the servers of the first service by others
 		after := r.serves
@@ -412,9 +413,9 @@ func clock() (uint32, error) {
 	return uint32(now.Nano() / int64(srv6.ReportTick)), nil
 }
 
-// loadReference replaces the balancer's program by the reference program. It uses the balancer's
+// useReference replaces the balancer's program by the reference program. It uses the balancer's
 // tables, except for the flow table.
-func (r *rig) loadReference(capacity uint32) error {
+func (r *rig) useReference(capacity uint32) error {
 	spec, err := loadReference()
 	if err != nil {
 		return err
@@ -495,10 +496,10 @@ func (r *rig) loadShared(
 	return collection.Programs[program], nil
 }
 
-// loadAgent makes the agent of server 1, without a daemon, and takes its program. If s.accept is
+// makeAgent makes the agent of server 1, without a daemon, and takes its program. If s.accept is
 // set, the service hunts: the agent accepts a connection while fewer connections than s.threshold
-// wait in the accept queue of an application, which loadAgent also starts.
-func (r *rig) loadAgent(s *setup) error {
+// wait in the accept queue of an application, which makeAgent also starts.
+func (r *rig) makeAgent(s *setup) error {
 	cfg := &desired.Agent{
 		Node: desired.AgentNode{
 			Instance: newInstance(), Interface: hop.Link.Name, MTU: hop.Link.MTU,

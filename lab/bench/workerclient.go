@@ -177,8 +177,8 @@ func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 // kind.
 func (w *workerClient) close() error {
 	_ = w.in.Close() // it may have ended already
-	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
-	defer late.Stop()
+	timer := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
+	defer timer.Stop()
 	if err := w.command.Wait(); err != nil {
 		return w.withOutput(fmt.Errorf("%s build: the worker failed: %w", w.name, err))
 	}

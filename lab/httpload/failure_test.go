@@ -51,7 +51,7 @@ func TestConnectionsThatCannotBeWatched(t *testing.T) {
 	}
 }
 
-// TestFailures makes each failure on real sockets.
+// TestFailures makes each failure that can follow a handshake, on real sockets.
 func TestFailures(t *testing.T) {
 	const n = 5
 	silent := func(conn net.Conn, _ *http.Request) { conn.Read(make([]byte, 1)) } // until the end

@@ -302,16 +302,12 @@ type cpuTimes struct {
 }
 
 func readCPUTimes() cpuTimes {
-	times := cpuTimes{at: time.Now()}
-	for who, total := range map[int]*time.Duration{
-		unix.RUSAGE_SELF: &times.process, unix.RUSAGE_THREAD: &times.thread,
-	} {
+	used := func(who int) time.Duration {
 		var usage unix.Rusage
-		if unix.Getrusage(who, &usage) == nil {
-			*total = time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-		}
+		_ = unix.Getrusage(who, &usage) // cannot fail
+		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 	}
-	return times
+	return cpuTimes{time.Now(), used(unix.RUSAGE_SELF), used(unix.RUSAGE_THREAD)}
 }
 
 // requestLog writes Config.Log: a line of CSV for each measured request.

@@ -46,6 +46,7 @@ func TestRoundTrip(t *testing.T) {
 		}), n)
 		// With so many requests at once, ends of connections arrive before responses are read.
 		c.Arrivals = Constant{Rate: 1e6}
+		// By the clock, a round trip takes trip. The log has half of each time by the clock.
 		c.RoundTrip, c.Scale = new(sim.Constant(trip.Seconds()/2)), 0.5
 		report, log := runLogged(t, c)
 		if report.Succeeded != n || served.Load() != n || report.Connections != n {
@@ -53,7 +54,7 @@ func TestRoundTrip(t *testing.T) {
 				report.Succeeded, n, report.Connections, report.Errors)
 		}
 		for _, l := range log {
-			if l.latency < trip.Seconds() { // half of the time by the clock
+			if l.latency < trip.Seconds() {
 				t.Errorf("%s: latency %v s, want at least two round trips", name, l.latency)
 			}
 		}

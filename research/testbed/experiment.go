@@ -453,8 +453,8 @@ func (a AxisKind) ofOneKind() bool {
 // inRealTime tells whether the experiment cannot run faster than real time.
 func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 
-// emulatedProblems calls fail for each setting of the emulated servers that runs of the kind must
-// not have.
+// emulatedProblems calls fail for each setting of the emulated servers that is wrong or does not
+// fit the kind of the experiment.
 func emulatedProblems(kind Kind, all lab.EmulatedServers, fail func(name, problem string)) {
 	check := func(path string, s lab.EmulatedServer) {
 		if s.Demand != "" || s.DemandTable != "" {

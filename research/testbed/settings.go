@@ -141,7 +141,8 @@ func (s settings) baseWork() *sim.Distribution {
 	return &work
 }
 
-// work returns the distribution of the work.
+// work returns the distribution of the work: that of the file or, at a point of AxisDeviation, a
+// lognormal one with the same median.
 func (s settings) work() *sim.Distribution {
 	if s.deviation == 0 {
 		return s.baseWork()
