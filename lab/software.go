@@ -250,7 +250,7 @@ func (n *Node) WriteAgentConfig(c desired.Agent) error {
 	return n.writeConfig("agent.yaml", c)
 }
 
-// writeConfig writes the node's configuration file of a template.
+// writeConfig writes the configuration file that a template renders for the node.
 func (n *Node) writeConfig(template string, data any) error {
 	text, err := render(template, data)
 	if err != nil {

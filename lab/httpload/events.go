@@ -177,11 +177,12 @@ func (g *generator) answered(c *connection, reusable bool) {
 	}
 }
 
-// complete ends a request whose response is complete. Then the connection, in this order:
-//   - is released, if the server has closed it
-//   - waits for the server to close it, if it is not reusable
-//   - takes the request that has waited longest, or is released if that request has another target
-//   - rests, if no request waits
+// complete ends a request whose response is complete. The first rule that applies decides what
+// happens to the connection:
+//   - If the server has closed it, it is released.
+//   - If it is not reusable, it waits for the server to close it.
+//   - If requests wait, it takes the first of them, or is released if that has another target.
+//   - Otherwise it rests.
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()
 	r, response := c.request, &c.response
@@ -218,7 +219,7 @@ func (g *generator) complete(c *connection, reusable bool) {
 // an outcome, the request gets the outcome kind. An idle connection counts as failed if it was
 // being opened, and as lost if it was open.
 func (g *generator) fail(c *connection, kind Outcome, err error) {
-	phase, r, server := c.phase, c.request, c.response.server
+	phase, r, server := c.phase, c.request, c.response.server // before the connection is closed
 	if phase == connecting && c.idle {
 		g.idle.opening--
 		g.idle.failed++

@@ -146,8 +146,8 @@ func (b *rig) send(ctx context.Context, config httpload.Config) (report *httploa
 // generator draws them and records them.
 func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != nil }
 
-// traffic returns the configuration of the load generator, whose times are those of the clock. The
-// folder has the arrivals if the run plays a trace.
+// traffic returns the configuration of the load generator, with times by the clock. The folder has
+// the arrivals if the run plays a trace.
 func (p planned) traffic(ctx context.Context, folder string) (httpload.Config, error) {
 	config := httpload.Config{
 		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,

@@ -172,10 +172,10 @@ func (p planned) spec() placement.Spec {
 // samplePeriod is the time by the clock between two samples of the counters in a balancer.
 const samplePeriod = 20 * time.Millisecond
 
-// inferring returns the simulator's placement for a case that infers. It returns nil if the
-// simulator has none: if the balancers poll, if they do not compare all servers, or if they do not
-// know what the simulator's know. Simulated balancers know the servers' capacities if the method
-// needs them. In the lab, balancers know them if the case is weighted.
+// inferring returns the simulator's placement for a case that infers. Simulated balancers know the
+// servers' capacities if the method needs them. In the lab, balancers know them if the case is
+// weighted. The result is nil if these two differ, if the balancers poll, or if they do not compare
+// all servers.
 func (p planned) inferring() placement.Spec {
 	kind := p.Case.estimator()
 	needsCapacities := kind == infer.SED || kind == infer.TerritoryConfigured
