@@ -66,7 +66,7 @@ func shareNamespaces() error {
 	}
 	share := func() error { return unix.Mount("", netnsDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
 	err = share()
-	if errors.Is(err, unix.EINVAL) { // the directory is not a mount yet
+	if errors.Is(err, unix.EINVAL) { // the directory is not a mount point yet
 		err = unix.Mount(netnsDir, netnsDir, "none", unix.MS_BIND|unix.MS_REC, "")
 		if err == nil {
 			err = share()

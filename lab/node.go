@@ -147,7 +147,7 @@ func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, err
 // interface has, but which a local route makes the node's own (ClientAddresses).
 func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (net.Conn, error) {
 	bind := func(_, _ string, c syscall.RawConn) (err error) {
-		// For IPv6, bind(2) accepts an address that no interface has only with FREEBIND.
+		// For IPv6, bind(2) needs FREEBIND to accept an address that no interface has.
 		level, freeBind := unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
 		if from.Is4() {
 			level, freeBind = unix.IPPROTO_IP, unix.IP_FREEBIND

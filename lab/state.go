@@ -30,7 +30,6 @@ const (
 	pinRoot = bpffs + "/segue"
 )
 
-// stateDir returns a lab's state directory.
 func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 
 // path returns a path in the lab's state directory.

@@ -739,9 +739,9 @@ func TestCapacityForLeast(t *testing.T) {
 	}
 }
 
-// roundTrip requires that the text which a template renders, when parsed, gives the same
-// configuration again. If check is not nil, it must accept the text, too. roundTrip does not parse
-// with check, because check would fill in defaults.
+// roundTrip renders a configuration by a template and parses the text. This must give the same
+// configuration. If check is not nil, it must accept the text, too. roundTrip does not parse with
+// check, because check would fill in defaults.
 func roundTrip[Config any](t *testing.T, template string, want Config, check func([]byte) error) {
 	t.Helper()
 	var text bytes.Buffer

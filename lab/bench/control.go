@@ -137,8 +137,7 @@ func newControlHost(segue string, size ControlSize) (h *controlHost, err error) 
 	return h, h.namespace.Do(buildControlNetwork)
 }
 
-// controlInterface is the balancer's interface.
-const controlInterface = "eth0"
+const controlInterface = "eth0" // the balancer's
 
 // buildControlNetwork makes the balancer's interface in the calling thread's namespace. It also
 // makes a route to all servers, through a router that does not exist. The router has a permanent

@@ -466,7 +466,6 @@ func pinnedMaps(instance string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Ma
 	return maps, nil
 }
 
-// closeMaps closes this process's handles of maps.
 func closeMaps(maps map[string]*ebpf.Map) {
 	for _, m := range maps {
 		_ = m.Close()

@@ -454,7 +454,6 @@ func (b *testbed) generate(ctx context.Context, cfg pktgen.Config) (pktgen.Resul
 	return b.run(ctx, g)
 }
 
-// run runs a generator in the source namespace.
 func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.Result, err error) {
 	err = b.source.Do(func() (err error) {
 		result, err = g.Run(ctx)

@@ -341,7 +341,7 @@ func (g *generator) send(c *connection, r request, begun time.Duration) {
 	g.write(c, g.text)
 }
 
-// write sends text on a connection. It stores the rest that the socket does not take in unsent.
+// write sends text on a connection. If the socket does not take all of it, unsent gets the rest.
 func (g *generator) write(c *connection, text []byte) {
 	n, err := unix.Write(c.descriptor, text)
 	switch {

@@ -15,7 +15,7 @@ import (
 type Report struct {
 	URLs []string `json:"urls"`
 	Seed uint64   `json:"seed"`
-	// From is the end of the warm-up, since the beginning of the arrivals.
+	// From is the time from the beginning of the arrivals to the end of the warm-up.
 	From float64 `json:"from"`
 	// Seconds is the time after the warm-up in which requests were due.
 	Seconds     float64 `json:"seconds"`

@@ -181,7 +181,8 @@ func (b *rig) restore(ctx context.Context) error {
 	return b.lab.SetNextHops(all...)
 }
 
-// reconfigure gives each balancer the configuration with which the lab was built, after a change.
+// reconfigure gives each balancer the configuration with which the lab was built, as changed by
+// change.
 func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) error {
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer {

@@ -98,7 +98,7 @@ func (s settings) actualLoad() float64 {
 	return s.rate() * work.Mean() / s.capacity(s.present)
 }
 
-// capacity returns the work that a number of servers do in an emulated second.
+// capacity returns the work that a number of servers, from s1 on, do in an emulated second.
 func (s settings) capacity(servers int) (sum float64) {
 	for i := 1; i <= servers; i++ {
 		sum += s.capacityOf(serverName(i))
