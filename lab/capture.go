@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -106,8 +107,8 @@ func timestamp(control []byte) time.Time {
 	return time.Now()
 }
 
-// record writes packets to w. It returns nil when the socket's read deadline has passed and its
-// queue is empty. Stop sets this deadline. record returns an error if it cannot read or write.
+// record writes packets to w. It returns nil when Stop has set the socket's read deadline, and the
+// socket's queue is empty. It returns an error if it cannot read or write.
 func (c *Capture) record(w io.Writer) error {
 	raw, err := c.socket.SyscallConn()
 	if err != nil {
@@ -115,21 +116,11 @@ func (c *Capture) record(w io.Writer) error {
 	}
 	buf, control := make([]byte, maxPacket), make([]byte, 64)
 	for {
-		var n, controls int
-		receive := func(fd uintptr) (done bool) {
-			n, controls, _, _, err = unix.Recvmsg(int(fd), buf, control, 0)
-			return !errors.Is(err, unix.EAGAIN)
+		n, controls, err := receivePacket(raw, buf, control)
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
 		}
-		errWait := raw.Read(receive)
-		if errors.Is(errWait, os.ErrDeadlineExceeded) {
-			// After the deadline, raw.Read no longer calls receive. The queue may still have
-			// packets.
-			errWait = raw.Control(func(fd uintptr) { receive(fd) })
-			if errors.Is(err, unix.EAGAIN) { // the queue is empty
-				return nil
-			}
-		}
-		if err := errors.Join(err, errWait); err != nil {
+		if err != nil {
 			return err
 		}
 		passed := timestamp(control[:controls])
@@ -141,6 +132,21 @@ func (c *Capture) record(w io.Writer) error {
 			return err
 		}
 	}
+}
+
+// receivePacket reads the next packet and its control messages, and returns their lengths. It waits
+// for a packet until the socket's read deadline. After that it returns EAGAIN if there is none.
+func receivePacket(raw syscall.RawConn, buf, control []byte) (n, controls int, err error) {
+	receive := func(fd uintptr) (done bool) {
+		n, controls, _, _, err = unix.Recvmsg(int(fd), buf, control, 0)
+		return !errors.Is(err, unix.EAGAIN)
+	}
+	errWait := raw.Read(receive)
+	if errors.Is(errWait, os.ErrDeadlineExceeded) {
+		// After the deadline, raw.Read does not call receive, even if the queue has packets.
+		errWait = raw.Control(func(fd uintptr) { receive(fd) })
+	}
+	return n, controls, errors.Join(err, errWait)
 }
 
 // Stop ends the recording, after it has written all packets that have passed so far. It returns an

@@ -42,13 +42,13 @@ const (
 	transferTimeout = 15 * time.Second
 )
 
-// direction is the direction in which a check transfers data. echo is both directions.
+// direction is the direction in which a check transfers data.
 type direction string
 
 const (
 	download direction = "download"
 	upload   direction = "upload"
-	echo     direction = "echo"
+	echo     direction = "echo" // there and back
 )
 
 // check is one request of the demo, and its result. To a TCP service it is a download or an upload
@@ -143,11 +143,10 @@ func (l *Lab) checks() []check {
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
-		// The first check of the next service; less than 0 if rest has only checks of one service.
 		end := slices.IndexFunc(rest, func(c check) bool {
 			return c.service.Name != rest[0].service.Name
 		})
-		if end < 0 {
+		if end < 0 { // all remaining checks are of one service
 			end = len(rest)
 		}
 		ofService := rest[:end]
@@ -161,12 +160,12 @@ func (d *demo) run(ctx context.Context) {
 // it does not run the remaining checks: they fail with errNotTried. When the context ends, it
 // leaves out the remaining checks, and they have no result.
 func (d *demo) runService(ctx context.Context, checks []check) {
-	jobs := make(chan *check)
+	todo := make(chan *check)
 	var failures atomic.Int32
 	var wait sync.WaitGroup
 	for range serviceWorkers {
 		wait.Go(func() {
-			for c := range jobs {
+			for c := range todo {
 				if failures.Load() >= giveUpAfter {
 					c.err = errNotTried
 				} else if d.do(ctx, c); c.err != nil {
@@ -177,10 +176,10 @@ func (d *demo) runService(ctx context.Context, checks []check) {
 	}
 	for i := range checks {
 		if ctx.Err() == nil {
-			jobs <- &checks[i]
+			todo <- &checks[i]
 		}
 	}
-	close(jobs)
+	close(todo)
 	wait.Wait()
 }
 
@@ -425,7 +424,6 @@ func (d *demo) result(received map[string]traffic, offers []Offers) *DemoResult 
 	return r
 }
 
-// ofService adds up the checks of a service.
 func (d *demo) ofService(s Service) DemoService {
 	r := DemoService{
 		Name: s.Name, Protocol: s.Protocol, Address: s.Address(), Encapsulation: s.Encapsulation,
@@ -512,7 +510,6 @@ func (r *DemoResult) writeServices(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// writeServers prints the table of servers and an empty line.
 func (r *DemoResult) writeServers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "server\tTCP connections\tUDP datagrams\tMB\t")
@@ -523,7 +520,6 @@ func (r *DemoResult) writeServers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// writeBalancers prints the table of balancers and an empty line.
 func (r *DemoResult) writeBalancers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")
@@ -553,9 +549,10 @@ func (d *demo) failures() []string {
 		if c.server != "" {
 			text += ", at server " + c.server
 		}
-		if times[text]++; times[text] == 1 {
+		if times[text] == 0 {
 			failures = append(failures, text)
 		}
+		times[text]++
 	}
 	for i, text := range failures {
 		if times[text] > 1 {

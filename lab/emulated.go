@@ -141,7 +141,6 @@ func (t Topology) emulatedProblems(fail func(path string, value any, format stri
 	}
 }
 
-// applicationOf returns the application of the server with this name.
 func (t Topology) applicationOf(server string) Application {
 	number, _ := strconv.Atoi(strings.TrimPrefix(server, "s"))
 	return t.application(number)

@@ -30,9 +30,9 @@ type Impairment struct {
 	// Links names nodes. Only packets to or from these nodes are impaired. If the list is empty,
 	// the packets between all nodes are impaired.
 	Links []string `yaml:"links" json:"links,omitempty"`
-	// Seed is the seed of the random numbers. With the same seed and shares, the nth packet to a
-	// node always has the same fate. Here n counts only packets that can be impaired: with Links,
-	// those whose sender or receiver is among Links.
+	// Seed is the seed of the random numbers. With the same seed and shares, the same happens to
+	// the nth packet to a node in each run. Here n counts only packets that can be impaired: with
+	// Links, those whose sender or receiver is among Links.
 	Seed uint64 `yaml:"seed" json:"seed"`
 }
 
@@ -80,20 +80,20 @@ func (i Impairment) String() string {
 	if !i.Some() {
 		return "no impairment"
 	}
-	var fates []string
-	for _, fate := range []struct {
+	var shares []string
+	for _, kind := range []struct {
 		share Share
 		name  string
 	}{{i.Drop, "dropped"}, {i.Duplicate, "duplicated"}, {i.Reorder, "reordered"}} {
-		if fate.share.some() {
-			fates = append(fates, string(fate.share)+" "+fate.name)
+		if kind.share.some() {
+			shares = append(shares, string(kind.share)+" "+kind.name)
 		}
 	}
 	where := "between all nodes"
 	if len(i.Links) > 0 {
 		where = "to and from " + strings.Join(i.Links, ", ")
 	}
-	return strings.Join(fates, ", ") + " " + where
+	return strings.Join(shares, ", ") + " " + where
 }
 
 // problems lists the errors of the impairment in a lab with this topology: shares that are not
@@ -196,8 +196,8 @@ func (l *Lab) endImpairment(ctx context.Context) error {
 	return errors.Join(err, l.delay.Stop())
 }
 
-// awaitReturned returns when all packets that were kept back have returned. It also returns when no
-// packet has returned for returnTimeout: the missing packets are lost.
+// awaitReturned returns when the process delay has sent back all packets that were kept back. It
+// also returns when no packet has come back for returnTimeout: the missing packets are lost.
 func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 	tick := time.NewTicker(delayTime)
 	defer tick.Stop()
@@ -284,9 +284,9 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	duplicate, _ := i.Duplicate.chance()
 	reorder, _ := i.Reorder.chance()
 	// The program draws a random number of 32 bits for each packet. It compares the number with the
-	// following limits, from the lowest to the highest. The first limit above the number decides
-	// what happens to the packet. below returns a limit that is above the number with the given
-	// chance.
+	// limits DropBelow, DuplicateBelow and ReorderBelow, in this order. The first limit above the
+	// number decides what happens to the packet. below returns a limit that is above the number
+	// with the given chance.
 	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
 	variables := map[string]any{
 		impairVarDropBelow:      below(drop),
@@ -314,7 +314,7 @@ func (i Impairment) port(node string) (port impairPort) {
 	return port
 }
 
-// addClsact adds clsact to an interface, which attachFilter needs. To add or delete clsact, the
+// addClsact adds clsact, which attachFilter needs, to an interface. To add or delete clsact, the
 // kernel stops the queues of the interface, and drops packets that are sent to it meanwhile. So the
 // lab adds clsact before there is traffic, and never deletes it. Filters can be added and deleted
 // without loss.
@@ -351,11 +351,11 @@ func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
 
 // ImpairmentCounts counts the packets to a node since the impairment began.
 type ImpairmentCounts struct {
-	Packets    uint64 `json:"packets"` // all, except for those between two nodes not in Links
+	Packets    uint64 `json:"packets"` // that could be impaired, by Impairment.Links
 	Dropped    uint64 `json:"dropped"`
 	Duplicated uint64 `json:"duplicated"`
 	Reordered  uint64 `json:"reordered"` // all that were kept back
-	Returned   uint64 `json:"returned"`  // of the reordered ones, those that were sent since
+	Returned   uint64 `json:"returned"`  // reordered packets that the process delay has sent back
 }
 
 // ImpairmentCounts returns the counts for each node with a link to the fabric, by name. It returns

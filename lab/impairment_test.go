@@ -22,11 +22,11 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// arrivals counts the datagrams that arrived of a numbered stream.
+// arrivals counts the datagrams of a numbered stream that arrived.
 type arrivals struct {
 	distinct, copies uint64
-	// late is the number of datagrams that arrived after one with a higher number: reordered, by
-	// RFC 4737 section 3.3.
+	// late is the number of datagrams that arrived after one with a higher number. RFC 4737,
+	// section 3.3, calls these datagrams reordered.
 	late uint64
 }
 
@@ -82,14 +82,15 @@ func streamTo(t *testing.T, l *Lab, server string) (net.Conn, <-chan arrivals) {
 func largeBuffer(t *testing.T, conn *net.UDPConn) {
 	t.Helper()
 	raw, err := conn.SyscallConn()
-	if err == nil {
-		err = errors.Join(err, raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 512<<20)
-		}))
-	}
 	testhost.Must(t, err)
+	var errSet error
+	errControl := raw.Control(func(fd uintptr) {
+		errSet = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 512<<20)
+	})
+	testhost.Must(t, errors.Join(errControl, errSet))
 }
 
+// sendNumbers sends a datagram with each of the n numbers from first on.
 func sendNumbers(conn net.Conn, first, n uint64) error {
 	var datagram [8]byte
 	for i := range n {
@@ -150,8 +151,9 @@ func onOneCPU(t *testing.T, f func() error) {
 	testhost.Must(t, err)
 }
 
-// impair impairs packets after the servers' neighbours are resolved. If a neighbour request is
-// dropped, the packets of the next second wait or are lost before they reach the fabric.
+// impair impairs packets, but first lets the client reach each server, so that all neighbours are
+// resolved. If a neighbour solicitation were dropped, the packets of the next second would wait, or
+// be lost before they reach the fabric.
 func impair(t *testing.T, l *Lab, i Impairment) {
 	t.Helper()
 	if i.Reorder.some() {
@@ -195,11 +197,11 @@ func requireShare(t *testing.T, what string, count, all uint64, share Share) {
 	}
 }
 
-// requireNear fails the test unless two counts differ by at most some.
-func requireNear(t *testing.T, what string, got, want, some uint64) {
+// requireNear fails the test unless two counts differ by at most tolerance.
+func requireNear(t *testing.T, what string, got, want, tolerance uint64) {
 	t.Helper()
-	if max(got, want)-min(got, want) > some {
-		t.Errorf("%s: %d, want %d ± %d", what, got, want, some)
+	if max(got, want)-min(got, want) > tolerance {
+		t.Errorf("%s: %d, want %d ± %d", what, got, want, tolerance)
 	}
 }
 
@@ -237,8 +239,8 @@ func TestImpairedLinks(t *testing.T) {
 	}
 }
 
-// TestKeptBackPacketsAreNotLost ends an impairment while packets are kept back. Not all are
-// reordered, and none is missing.
+// TestKeptBackPacketsAreNotLost ends an impairment while packets are kept back. All of them must
+// arrive.
 func TestKeptBackPacketsAreNotLost(t *testing.T) {
 	const n = 50 // they may return in one burst; veths drop part of longer bursts
 	l := up(t, bareTopology())
@@ -363,7 +365,8 @@ func requireStatus(t *testing.T, name string, texts ...string) {
 // TestFatesFollowFromTheSeed compares the program's decisions with SplitMix64 in Go.
 func TestFatesFollowFromTheSeed(t *testing.T) {
 	needRoot(t)
-	const n, to, from = 1000, 1, 7 // loopback's index, and any other
+	const n = 1000        // packets
+	const to, from = 1, 7 // interface indices: that of the loopback interface, and any other
 	for _, seed := range []uint64{0, 1} {
 		i := Impairment{Drop: "30%", Seed: seed}
 		objects, err := i.load(nil)
@@ -375,6 +378,7 @@ func TestFatesFollowFromTheSeed(t *testing.T) {
 		var got, want [n]bool
 		for k := range uint64(n) {
 			got[k] = dropped(t, objects.Impair, from, to)
+			// The program computes the same number (chance in impair.bpf.c).
 			want[k] = float64(splitMix64(seed, k<<12|to)>>32) < 0.3*(1<<32)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -23,9 +23,9 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestDownRemovesInstancesStartedByHand starts instances whose names are not the lab's: one that is
-// attached in the lab, one whose process runs there and has attached nothing yet, and one that is
-// attached elsewhere. Down must not remove the last one, nor an instance of another lab.
+// TestDownRemovesInstancesStartedByHand makes instances whose names are not the lab's. Down must
+// remove one that is attached in the lab, and one whose process runs there and has attached nothing
+// yet. It must keep one that is attached elsewhere, one that is stopped, and one of another lab.
 func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 	l := up(t, bareTopology())
 	attached, starting := l.Name+"-attached", l.Name+"-starting"

@@ -38,8 +38,8 @@ type Lab struct {
 	progress func(string)
 }
 
-// Options are the executables of a lab's processes, and the reader of its messages. They are not
-// kept with the lab: whoever opens it later gives its own.
+// Options has the executables of a lab's processes, and a function that gets its messages. Options
+// are not stored with the lab. A process that opens the lab later has options of its own.
 type Options struct {
 	// Segue is the executable of the balancers and agents. The default is the file `segue` in the
 	// directory of this process's executable. If there is none, it is the `segue` in the PATH.

@@ -49,6 +49,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// segue runs one of the commands that labs start on their nodes, or builds a lab (up).
 func segue(ctx context.Context, args []string) error {
 	switch {
 	case len(args) > 3 && args[1] == "udp-echo":
@@ -155,7 +156,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	topology := bareTopology()
 	before := readMachine(t, topology.Name)
 	l := up(t, topology)
-	// A shell that somebody has opened in the lab, and a daemon's pin.
+	// Down must also remove a shell that somebody has opened in the lab, and a daemon's pin.
 	shell := exec.Command("sleep", "1000")
 	testhost.Must(t, l.Node("s1").Start(shell))
 	pin := filepath.Join(pinRoot, l.Node("lb1").Instance(), "maps")
@@ -277,8 +278,8 @@ func TestAddressesAreOfUseAtOnce(t *testing.T) {
 // TestECMP counts connections from the client at listeners on the balancers themselves.
 func TestECMP(t *testing.T) {
 	l := up(t, bareTopology())
-	// Without flow labels only the ports distinguish connections. A connection has a flow label of
-	// its own, and changes it when it retransmits.
+	// Without flow labels, only the ports distinguish connections. With them, each connection would
+	// have its own label, and change it when it retransmits.
 	err := l.Node("client").Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/auto_flowlabels", []byte("0"), 0)
 	})
@@ -331,6 +332,7 @@ func TestECMP(t *testing.T) {
 	}
 }
 
+// assignVIP gives a node the VIP as an address of its own.
 func assignVIP(t *testing.T, n *Node, vip netip.Addr) {
 	t.Helper()
 	err := n.netlink(func(h *netlink.Handle) error {
@@ -400,16 +402,16 @@ func forwardTo(t *testing.T, balancer, server *Node) {
 		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word),
 		asm.LoadMem(asm.R3, asm.R1, 4, asm.Word),
 		asm.Mov.Reg(asm.R4, asm.R2),
-		asm.Add.Imm(asm.R4, 14+40), // Ethernet and IPv6 headers; an IPv4 packet of TCP or our UDP is as long
+		asm.Add.Imm(asm.R4, 14+40), // Ethernet and IPv6; IPv4 with TCP or the echo's UDP is as long
 		asm.JGT.Reg(asm.R4, asm.R3, "pass"),
 		asm.LoadMem(asm.R4, asm.R2, 14+24, asm.DWord), // the first half of the IPv6 destination
 		asm.LoadImm(asm.R5, int64(native.Uint64(vip6[:8])), asm.DWord),
 		asm.JEq.Reg(asm.R4, asm.R5, "send"),
 		asm.LoadMem(asm.R4, asm.R2, 14+16, asm.Word), // the IPv4 destination
 		asm.HostTo(asm.BE, asm.R4, asm.Word),
-		asm.And.Imm(asm.R4, -256),
+		asm.And.Imm(asm.R4, -256), // its /24
 		asm.LoadImm(asm.R5, int64(binary.BigEndian.Uint32(vip4[:])), asm.DWord),
-		asm.LSh.Imm(asm.R4, 32),
+		asm.LSh.Imm(asm.R4, 32), // clear the upper half
 		asm.RSh.Imm(asm.R4, 32),
 		asm.JNE.Reg(asm.R4, asm.R5, "pass"),
 		asm.LoadImm(asm.R4, int64(native.Uint64(macs)), asm.DWord).WithSymbol("send"),
@@ -473,7 +475,9 @@ func udpLengths(t *testing.T, file io.Reader) (lengths []int) {
 		if _, err := io.ReadFull(file, packet); err != nil {
 			t.Fatal(err)
 		}
-		if len(packet) > 20 && packet[12] == 0x86 && packet[13] == 0xdd && packet[20] == unix.IPPROTO_UDP {
+		const protocol = 14 + 6 // the next header, behind the Ethernet header
+		isIPv6 := len(packet) > protocol && binary.BigEndian.Uint16(packet[12:]) == unix.ETH_P_IPV6
+		if isIPv6 && packet[protocol] == unix.IPPROTO_UDP {
 			lengths = append(lengths, len(packet))
 		}
 	}
@@ -484,7 +488,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	l := up(t, topology)
 	other, err := Open(topology.Name, Options{})
 	testhost.Must(t, err)
-	// Another process can restart processes, too.
+	// other stands for another command, which restarts processes that it has not started.
 	restart := func(kill bool, node string, names ...string) {
 		t.Helper()
 		before := processIDs(other)
@@ -522,7 +526,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	if n := ends(); n != 1 {
 		t.Errorf("the echo was asked to end %d times by a restart and a kill, want once", n)
 	}
-	// A process that somebody else has killed.
+	// A process that somebody else has killed is started.
 	killed := processIDs(other)["s2 nginx"]
 	testhost.Must(t, unix.Kill(killed, unix.SIGKILL))
 	restart(false, "s2", "nginx", "nginx")
@@ -545,7 +549,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "already runs") {
 		t.Errorf("second start: %v", err)
 	}
-	// Another process than the one that started it kills it, as `segue-lab lab down` does.
+	// Kill the echo by way of other, which has not started it. `segue-lab lab down` does the same.
 	testhost.Must(t, other.Process("s1", "echo").Kill())
 	status, err := other.Status()
 	testhost.Must(t, err)

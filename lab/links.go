@@ -17,8 +17,9 @@ func (l *Lab) buildLinks() error {
 	snooping := false
 	br := &netlink.Bridge{
 		LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: l.Topology.MTU.Fabric},
-		// Snooping learns the members of multicast groups from the answers to a querier, and here
-		// is no querier. So the bridge would not forward neighbour solicitations.
+		// A bridge with snooping learns the members of multicast groups from the answers to a
+		// querier. The lab has no querier. So this bridge would not forward neighbour
+		// solicitations.
 		MulticastSnooping: &snooping,
 	}
 	err := fabric.netlink(func(h *netlink.Handle) error {
@@ -31,7 +32,7 @@ func (l *Lab) buildLinks() error {
 		return fmt.Errorf("fabric: %w", err)
 	}
 	for _, n := range l.Nodes {
-		if n.Role == RoleFabric || n.Role == RoleClient { // all other nodes are at the fabric
+		if n.Role == RoleFabric || n.Role == RoleClient { // they have no cable to the fabric
 			continue
 		}
 		if err := connect(fabric, n.Name, n, uplink, l.Topology.MTU.Fabric); err != nil {
@@ -120,8 +121,8 @@ func (fabric *Node) plugIn(node *Node, br netlink.Link) error {
 		if err != nil {
 			return err
 		}
-		// Impair needs clsact. The kernel drops packets while it adds clsact, but there are none
-		// yet.
+		// Impair needs clsact. The kernel drops packets while it adds clsact, so add it now, before
+		// there are packets.
 		if err := addClsact(h, port); err != nil {
 			return err
 		}

@@ -66,7 +66,7 @@ func shareNamespaces() error {
 	}
 	share := func() error { return unix.Mount("", netnsDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
 	err = share()
-	if errors.Is(err, unix.EINVAL) { // the directory is not a mount yet
+	if errors.Is(err, unix.EINVAL) { // the directory is not a mount point yet
 		err = unix.Mount(netnsDir, netnsDir, "none", unix.MS_BIND|unix.MS_REC, "")
 		if err == nil {
 			err = share()
@@ -96,9 +96,9 @@ func (n *Node) createNamespace() error {
 	} else {
 		err = fmt.Errorf("create network namespace %s: %w", n.namespace(), err)
 	}
-	if back := netns.Set(home); back != nil {
-		// The thread stays locked, and ends with this goroutine: no other goroutine may use it.
-		return errors.Join(err, fmt.Errorf("%s: leave network namespace: %w", n.Name, back))
+	if errLeave := netns.Set(home); errLeave != nil {
+		// No other goroutine may use this thread. It stays locked, and ends with this goroutine.
+		return errors.Join(err, fmt.Errorf("%s: leave network namespace: %w", n.Name, errLeave))
 	}
 	runtime.UnlockOSThread()
 	return err
@@ -122,10 +122,8 @@ func namespaces(lab string) ([]string, error) {
 func deleteNamespace(name string) error {
 	path := filepath.Join(netnsDir, name)
 	err := unix.Unmount(path, unix.MNT_DETACH)
-	switch {
-	case err == nil || errors.Is(err, fs.ErrNotExist):
-	case errors.Is(err, unix.EINVAL): // not a mount point: an interrupted createNamespace left a file
-	default:
+	// EINVAL: the file is not a mount point. An interrupted createNamespace has left it.
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmount network namespace %s: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

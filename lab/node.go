@@ -147,18 +147,18 @@ func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, err
 // interface has, but which a local route makes the node's own (ClientAddresses).
 func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (net.Conn, error) {
 	bind := func(_, _ string, c syscall.RawConn) (err error) {
-		// For IPv6, bind(2) accepts an address that no interface has only with FREEBIND.
+		// For IPv6, bind(2) needs FREEBIND to accept an address that no interface has.
 		level, freeBind := unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
 		if from.Is4() {
 			level, freeBind = unix.IPPROTO_IP, unix.IP_FREEBIND
 		}
-		failed := c.Control(func(fd uintptr) {
+		errControl := c.Control(func(fd uintptr) {
 			// IP_BIND_ADDRESS_NO_PORT leaves the port to connect(2), so that connections to
 			// different destinations can share a port.
 			err = errors.Join(unix.SetsockoptInt(int(fd), level, freeBind, 1),
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1))
 		})
-		return errors.Join(failed, err)
+		return errors.Join(errControl, err)
 	}
 	local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 	return n.dial(ctx, net.Dialer{LocalAddr: local, Control: bind}, "tcp", to.String())

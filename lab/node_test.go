@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// The first `ip netns add` on a machine does not keep the namespaces of a lab from being removed.
+// The namespaces of a lab can be removed even if `ip netns add` runs for the first time meanwhile.
 func TestNamespacesBesideIP(t *testing.T) {
 	testhost.NeedNamespaces(t)
 	runtime.LockOSThread() // and never unlock it: the thread gets another mount namespace

@@ -57,7 +57,7 @@ func (s *NotifySocket) Await(ctx context.Context, exited <-chan struct{}, states
 	return err
 }
 
-// read returns when the states have arrived in the given order.
+// read returns when the states have arrived in the given order. One datagram may have several.
 func (s *NotifySocket) read(states []string) error {
 	buf := make([]byte, 4096)
 	for len(states) > 0 {
@@ -65,7 +65,8 @@ func (s *NotifySocket) read(states []string) error {
 		if err != nil {
 			return err
 		}
-		for len(states) > 0 && slices.Contains(strings.Split(string(buf[:n]), "\n"), states[0]) {
+		lines := strings.Split(string(buf[:n]), "\n")
+		for len(states) > 0 && slices.Contains(lines, states[0]) {
 			states = states[1:]
 		}
 	}

@@ -28,9 +28,9 @@ func prepareForXDP(name string, role Role) error {
 		return err
 	}
 	if role == RoleBalancer {
-		// Senders in other namespaces leave checksums and segmentation to a network card, and here
-		// is none. A balancer does not complete packets before it encapsulates them. So this
-		// interface must complete the packets that it sends to the balancer.
+		// The kernels of senders leave checksums and segmentation to a network card, but a veth is
+		// none. A balancer does not complete packets before it encapsulates them. So this interface
+		// must complete the packets that it sends to the balancer.
 		if err := netdev.SetOffloads(name, false, netdev.Checksum); err != nil {
 			return err
 		}

@@ -31,8 +31,8 @@ type Process struct {
 	// limited tells that the process shares the limit of CPU time of the node's application.
 	limited bool
 
-	// exited is closed when the process has ended and has been reaped. It is nil unless the present
-	// process has started the process.
+	// exited is closed when the process has ended and has been reaped. It is nil unless this Process
+	// value has started the process.
 	exited chan struct{}
 }
 
@@ -70,11 +70,11 @@ func (p *Process) Start(ctx context.Context) error {
 	return nil
 }
 
-// keepInherited marks all inherited file descriptors close-on-exec, so that the processes of
-// the lab do not get them. These processes outlive this one. They would otherwise hold the lock of
-// a flock(1), or somebody's pipe, until the lab is removed. Descriptors that Go itself opens have
-// the mark already.
-func keepInherited() error {
+// closeInheritedOnExec marks all file descriptors that this process has inherited close-on-exec, so
+// that the processes of the lab do not get them. These processes outlive this one, and would keep
+// the lock of a flock(1), or the end of a pipe, until the lab is removed. Descriptors that Go
+// itself opens have the mark already.
+func closeInheritedOnExec() error {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("keep inherited files: %w", err)
 	}
@@ -86,7 +86,7 @@ func (p *Process) start(ctx context.Context) error {
 	if pid, alive := p.pidFile().alive(); alive {
 		return fmt.Errorf("already runs as process %d", pid)
 	}
-	if err := keepInherited(); err != nil {
+	if err := closeInheritedOnExec(); err != nil {
 		return err
 	}
 	log, err := os.OpenFile(p.LogPath(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -152,7 +152,7 @@ func (p *Process) awaitPort(ctx context.Context) error {
 	}
 }
 
-// lastWords returns the last lines of the process's log, to be shown behind an error.
+// lastWords returns the last lines of the process's log, which an error shows at its end.
 func (p *Process) lastWords() string {
 	const most = 5
 	text, err := os.ReadFile(p.LogPath())

@@ -106,7 +106,7 @@ func TestInheritedStaysHere(t *testing.T) {
 	inherited, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR, 0o600) // not close-on-exec, as flock(1) has it
 	testhost.Must(t, err)
 	defer unix.Close(inherited)
-	testhost.Must(t, keepInherited())
+	testhost.Must(t, closeInheritedOnExec())
 	flags, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0)
 	if err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("the flags are %#x, error %v", flags, err)

@@ -13,7 +13,7 @@ import (
 // them by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
 // started. Balancers and agents run Options.Segue, which may be another build than before. Restart
 // returns these processes when all of them are ready. It never restarts the process delay, which
-// keeps back packets: this one starts and ends with an impairment.
+// starts and ends with an impairment.
 func (l *Lab) Restart(
 	ctx context.Context, node string, names []string, kill bool,
 ) ([]*Process, error) {
@@ -44,17 +44,17 @@ func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []string   // the names of the node's processes
-	var nodes []string // the node of each process of the lab
+	var all []string         // the names of the node's processes
+	var restartable []string // for each process of the lab, the name of its node
 	for _, p := range l.Processes {
-		nodes = append(nodes, p.node.Name)
+		restartable = append(restartable, p.node.Name)
 		if p.node == n {
 			all = append(all, p.Name)
 		}
 	}
 	if len(all) == 0 {
 		return nil, fmt.Errorf("node %q of lab %q has no processes to restart; these nodes have some: %s",
-			node, l.Name, enumerate(slices.Compact(nodes)))
+			node, l.Name, enumerate(slices.Compact(restartable)))
 	}
 	if len(names) == 0 {
 		names = all

@@ -55,9 +55,11 @@ const (
 )
 
 // checkRouter returns an error if the edge router runs FRR, and a daemon of FRR is not installed.
+// Up checks by itself that the programs of all processes exist. But FRR's process is a shell that
+// starts the daemons, and BIRD's is the daemon itself.
 func (t Topology) checkRouter() error {
 	if t.Edge.Router != FRR {
-		return nil // Up itself looks for BIRD; of FRR it would find only the shell that starts FRR
+		return nil
 	}
 	for _, daemon := range []string{"zebra", "bgpd", "bfdd"} {
 		if _, err := exec.LookPath(filepath.Join(frrDir, daemon)); err != nil {

@@ -122,15 +122,21 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 	return n.addLocatorRoutes(h)
 }
 
-// addLocatorRoutes adds routes to the locators of all other nodes. It also adds a route that
-// discards packets to the node's own locator. It does not affect packets to the SIDs and addresses
-// that the node has.
+// addLocatorRoutes adds routes to the locators of all other nodes. For the node's own locator, it
+// adds a route that discards packets to unknown SIDs. Otherwise these packets would follow the
+// default route back to the edge router. Packets to the SIDs and addresses that the node has do not
+// use this route.
 func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
 	for _, other := range n.lab.Nodes {
 		switch {
 		case !other.Locator.IsValid():
 			continue
-		case other != n:
+		case other == n:
+			route := &netlink.Route{Dst: ipNet(n.Locator), Type: unix.RTN_BLACKHOLE}
+			if err := h.RouteAdd(route); err != nil {
+				return fmt.Errorf("add route blackhole %s: %w", n.Locator, err)
+			}
+		default:
 			// SIDs do not answer neighbour solicitations, so the route needs a next hop.
 			via := other.IPv6
 			if n.Role == RoleEdge {
@@ -138,13 +144,6 @@ func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
 			}
 			if err := addRoute(h, other.Locator, via); err != nil {
 				return err
-			}
-		default:
-			// Without this route, a packet to a SID that this node does not know would follow the
-			// default route back to the edge router.
-			route := &netlink.Route{Dst: ipNet(n.Locator), Type: unix.RTN_BLACKHOLE}
-			if err := h.RouteAdd(route); err != nil {
-				return fmt.Errorf("add route blackhole %s: %w", n.Locator, err)
 			}
 		}
 	}
@@ -217,7 +216,7 @@ func replaceVIPRoute(h *netlink.Handle, vip netip.Addr, balancers []*Node) error
 	}
 	route := &netlink.Route{Dst: dst}
 	for _, n := range balancers {
-		name := uplink
+		name := uplink // the edge router's interface towards the balancer
 		if n.hasOuter() {
 			name = n.Name
 		}

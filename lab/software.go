@@ -111,7 +111,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	if n.hasOuter() {
 		c.Node.Interface, c.Node.Inside = outer, uplink
 	}
-	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
+	if n.lab.Topology.usesAny(desired.GRE, desired.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}
 	if n.lab.Topology.polls() {
@@ -133,9 +133,9 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	return c
 }
 
-// server returns the entry of a server in a balancer's configuration of the service. Locator or
-// Address is where the balancer sends packets, by the encapsulation. Host is where health checks
-// and polls connect. It is not set if the service has neither.
+// server returns the item of a server in a balancer's configuration of the service. The balancer
+// sends packets to its Locator or to its Address, depending on the encapsulation. Health checks and
+// polls connect to its Host, which is not set if the service has no checks and no polls.
 func server(spec Spec, s Service) desired.Server {
 	server := desired.Server{Name: spec.Name}
 	switch {
@@ -167,7 +167,7 @@ func (n *Node) AgentConfig() desired.Agent {
 		},
 		Metrics: desired.Metrics{Listen: agentMetrics},
 	}
-	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
+	if n.lab.Topology.usesAny(desired.GRE, desired.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}
 	if n.lab.Topology.polls() {
@@ -177,8 +177,8 @@ func (n *Node) AgentConfig() desired.Agent {
 	for _, s := range n.lab.Topology.Services {
 		c.Services = append(c.Services, n.agentService(s))
 	}
-	if longer := n.lab.Topology.longerLists(); longer > 0 {
-		c.Node.MTU = n.lab.Topology.MTU.Fabric - longer
+	if extra := n.lab.Topology.extraListBytes(); extra > 0 {
+		c.Node.MTU = n.lab.Topology.MTU.Fabric - extra
 	}
 	return c
 }
@@ -221,16 +221,11 @@ func (n *Node) capacity(accept desired.Accept) uint32 {
 	return uint32(n.lab.Topology.Emulated.Of(n.Name).Cores)
 }
 
-// has tells whether a service uses one of the encapsulations.
-func (t Topology) has(encapsulations ...desired.Encapsulation) bool {
-	for _, s := range t.Services {
-		for _, e := range encapsulations {
-			if s.Encapsulation == e {
-				return true
-			}
-		}
-	}
-	return false
+// usesAny tells whether a service uses one of the encapsulations.
+func (t Topology) usesAny(encapsulations ...desired.Encapsulation) bool {
+	return slices.ContainsFunc(t.Services, func(s Service) bool {
+		return slices.Contains(encapsulations, s.Encapsulation)
+	})
 }
 
 //go:embed templates
@@ -255,7 +250,7 @@ func (n *Node) WriteAgentConfig(c desired.Agent) error {
 	return n.writeConfig("agent.yaml", c)
 }
 
-// writeConfig writes the node's configuration file of a template.
+// writeConfig writes the configuration file that a template renders for the node.
 func (n *Node) writeConfig(template string, data any) error {
 	text, err := render(template, data)
 	if err != nil {

@@ -30,7 +30,6 @@ const (
 	pinRoot = bpffs + "/segue"
 )
 
-// stateDir returns a lab's state directory.
 func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 
 // path returns a path in the lab's state directory.
@@ -52,8 +51,8 @@ func lockState(name string) (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A child that a process is starting also holds the lock of that process, until its exec. If
-	// the process is killed in this moment, the lock is free shortly after.
+	// Between fork and exec, a child also holds the lock of the process that starts it. If that
+	// process is killed in this moment, the lock is free shortly after.
 	for deadline := time.Now().Add(lockPatience); ; time.Sleep(lockPatience / 100) {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -78,17 +77,17 @@ func (l *Lab) createState() (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken := fmt.Errorf("lab %q is already up, or was not removed; "+
+	errTaken := fmt.Errorf("lab %q is already up, or was not removed; "+
 		"remove it with: segue-lab lab down --name %s", l.Name, l.Name)
 	if len(left) > 0 {
-		return nil, taken
+		return nil, errTaken
 	}
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return nil, err
 	}
 	err = os.Mkdir(l.path(), 0o755)
 	if errors.Is(err, fs.ErrExist) {
-		return nil, taken
+		return nil, errTaken
 	}
 	if err != nil {
 		return nil, err
@@ -219,9 +218,9 @@ func remove(name string) error {
 	errs := []error{endRecorded(name)}
 	left, err := namespaces(name)
 	errs = append(errs, err)
-	// Look for instances before and after the processes end. Before, a process in one of the lab's
-	// namespaces shows that its instance belongs to the lab. After, the search also finds what
-	// processes have pinned until they ended.
+	// Look for instances before and after the processes end. The first time, a process in one of
+	// the lab's namespaces shows that its instance belongs to the lab. The second time, no process
+	// can pin anything any more, so nothing is missed.
 	running, err := instancesOf(name, left)
 	errs = append(errs, err)
 	for _, namespace := range left {

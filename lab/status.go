@@ -104,7 +104,6 @@ func (s Status) Write(w io.Writer) error {
 	return s.writeImpaired(w)
 }
 
-// writeNodes prints the table of nodes and an empty line.
 func (s Status) writeNodes(w io.Writer) error {
 	table := newTable(w)
 	fmt.Fprintln(table, "node\taddresses\tlocator\tprocesses\t")
@@ -136,7 +135,6 @@ func (s Status) writeNodes(w io.Writer) error {
 	return err
 }
 
-// writeServices prints the table of services and an empty line.
 func (s Status) writeServices(w io.Writer) error {
 	table := newTable(w)
 	fmt.Fprintln(table, "service\taddress\tprotocol\tencapsulation\t")

@@ -66,7 +66,7 @@ type MTU struct {
 	// Client is the MTU between client and edge router: from 1280 to the MTU of the fabric.
 	Client int `yaml:"client"`
 	// Fabric is the MTU among edge router, balancers and servers. It is at most MaxFabricMTU. It
-	// is at least 1280 plus the space for longer lists of servers (longerLists).
+	// is at least 1280 plus the space for the longest list of servers (extraListBytes).
 	Fabric int `yaml:"fabric"`
 }
 
@@ -191,7 +191,7 @@ func (t Topology) Validate() error {
 }
 
 // problems lists all problems of the topology. If it finds none, and the lab is not bare, it
-// returns the errors that the daemons would report about their configurations (refused).
+// returns the errors that the daemons would report about their configurations (daemonErrors).
 func (t Topology) problems() fieldpath.Errors {
 	var errs fieldpath.Errors
 	fail := func(path string, value any, format string, args ...any) {
@@ -221,7 +221,7 @@ func (t Topology) problems() fieldpath.Errors {
 	inRange("servers", t.Servers, 1, maxServers)
 	before := len(errs)
 	inRange("mtu.client", t.MTU.Client, 1280, MaxFabricMTU)
-	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.longerLists(), MaxFabricMTU)
+	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.extraListBytes(), MaxFabricMTU)
 	bothInRange := len(errs) == before
 	if bothInRange && t.MTU.Fabric < t.MTU.Client {
 		fail("mtu", "", "the fabric's MTU, %d, is smaller than the client's MTU, %d: "+
@@ -247,7 +247,7 @@ func (t Topology) problems() fieldpath.Errors {
 	t.MediaWiki.problems(fail)
 	t.serviceProblems(fail)
 	if len(errs) == 0 && !t.Bare {
-		errs = t.refused()
+		errs = t.daemonErrors()
 	}
 	return errs
 }
@@ -277,31 +277,27 @@ func (t Topology) serviceProblems(fail func(path string, value any, format strin
 	}
 }
 
-// refused returns the errors that the daemons would report about their configurations. It checks
-// the configuration of balancer lb1: all balancers have the same services. It checks the
-// configurations of all agents whose server has exceptions, and of one other agent: agents without
-// exceptions have the same services. A service has the same index in a configuration as in the
-// topology, so the path of an error is also its path in the topology.
-func (t Topology) refused() (errs fieldpath.Errors) {
+// daemonErrors returns the errors that the daemons would report about their configurations. Of the
+// balancers, it checks only lb1, because all have the same services. It checks the agents of all
+// servers with exceptions, and one other agent, because all other agents have the same services. A
+// service has the same index in a configuration as in the topology, so the path of an error is also
+// its path in the topology.
+func (t Topology) daemonErrors() (errs fieldpath.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
 		return fieldpath.Errors{{Problem: err.Error()}}
 	}
-	checkedPlain := false // a server without exceptions was checked
+	checkedPlain := false // an agent of a server without exceptions was checked
 	for _, n := range l.Nodes {
+		hasException := t.hasException(n.Name)
 		switch {
 		case n.Name == "lb1":
-			err = judge("balancer.yaml", n.BalancerConfig(), config.ParseBalancer)
-		case n.Role != RoleServer:
-			continue
+			err = checkConfig("balancer.yaml", n.BalancerConfig(), config.ParseBalancer)
+		case n.Role == RoleServer && (hasException || !checkedPlain):
+			err = checkConfig("agent.yaml", n.AgentConfig(), config.ParseAgent)
+			checkedPlain = checkedPlain || !hasException
 		default:
-			if !t.hasException(n.Name) {
-				if checkedPlain {
-					continue
-				}
-				checkedPlain = true
-			}
-			err = judge("agent.yaml", n.AgentConfig(), config.ParseAgent)
+			continue
 		}
 		var problems fieldpath.Errors
 		if !errors.As(err, &problems) && err != nil { // an error that concerns no field
@@ -316,9 +312,9 @@ func (t Topology) refused() (errs fieldpath.Errors) {
 	return errs
 }
 
-// judge renders the configuration c by a template, and parses the resulting text. It returns the
-// error of the template or of the parser, or nil if the configuration is valid.
-func judge[Config, Read any](
+// checkConfig renders the configuration c by a template, and parses the resulting text. It returns
+// the error of the template or of the parser, or nil if the configuration is valid.
+func checkConfig[Config, Read any](
 	template string, c Config, parse func([]byte) (Read, fieldpath.Errors, error),
 ) error {
 	text, err := render(template, c)
@@ -382,38 +378,38 @@ func (t Topology) polls() bool {
 // flow.
 func (s Service) hunts() bool { return s.Placement.Method().ServersDecide }
 
-// longerLists returns the largest result of Service.longerLists for the topology's services.
-func (t Topology) longerLists() (most int) {
+// extraListBytes returns the largest result of Service.extraListBytes for the topology's services.
+func (t Topology) extraListBytes() (most int) {
 	for _, s := range t.Services {
-		most = max(most, s.longerLists(t.Servers))
+		most = max(most, s.extraListBytes(t.Servers))
 	}
 	return most
 }
 
-// longerLists returns the length of the longest list of servers in a packet of the service, minus
-// that of a list of one server, in bytes. A packet of an unknown flow visits all servers that may
-// have the flow (docs/understand/tables.md). Services send such packets if they have placement
-// hunt, or if they find flows by columns. Agents do not know the number of candidates, so the lab
-// reserves this space in their MTU. The argument is the number of servers of the lab.
-func (s Service) longerLists(servers int) int {
-	const segment, header = 16, 8 // bytes of a segment routing header
-	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
+// extraListBytes returns how many bytes the longest list of servers adds to a packet of the
+// service, compared to a packet for a single server. servers is the number of servers of the lab.
+// Agents do not know the number of candidates, so the lab subtracts these bytes from their MTU.
+func (s Service) extraListBytes(servers int) int {
 	byColumn := s.Persistence.Method().ByColumn
-	depth := cmp.Or(s.Generations, desired.DefaultGenerations) // tables that a flow may be from
+	if !s.hunts() && !byColumn {
+		return 0 // each packet is for a single server
+	}
+	// A packet of an unknown flow visits all servers that may have the flow: the candidates of all
+	// generations, or the history of all columns (docs/understand/tables.md).
+	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
+	perCandidate := cmp.Or(s.Generations, desired.DefaultGenerations)
 	if byColumn {
-		depth = cmp.Or(s.History, desired.DefaultHistory)
+		perCandidate = cmp.Or(s.History, desired.DefaultHistory)
 	}
-	visited := min(candidates*depth, servers, desired.MaxVisited)
-	switch {
-	case !s.hunts() && !byColumn || visited == 1: // all lists have one server
-		return 0
-	case s.Encapsulation == desired.SRv6Insert: // a packet for one server has a header, too
-		return (visited - 1) * segment
+	visited := min(candidates*perCandidate, servers, desired.MaxVisited)
+	const segment, fixedHeader = 16, 8 // bytes of a segment routing header
+	extra := (visited - 1) * segment
+	if visited > 1 && s.Encapsulation != desired.SRv6Insert {
+		// A packet for a single server has no segment routing header. A longer list has all servers
+		// but the first, whose SID is the destination address. (Offers list it too, but are short.)
+		extra += fixedHeader
 	}
-	// A packet for one server has no segment routing header. The list in the header lacks the first
-	// server, whose SID is the destination address. Only offers have it in the list, and they are
-	// short.
-	return header + (visited-1)*segment
+	return extra
 }
 
 // ports returns the distinct ports of the services of a protocol, in ascending order.

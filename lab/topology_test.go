@@ -274,7 +274,7 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 }
 
 // TestHealthIsAsTheTopologySays requires that health checks connect to servers by the VIP's family,
-// and that the topology is written for the next command.
+// also if the topology was written to the lab's state and read again.
 func TestHealthIsAsTheTopologySays(t *testing.T) {
 	topology, err := ParseTopology([]byte(`
 services:
@@ -331,8 +331,8 @@ services:
 	}
 }
 
-// TestInferIsAsTheTopologySays requires that balancers infer as the topology says, that they know
-// each other, and that the topology is written for the next command.
+// TestInferIsAsTheTopologySays requires that balancers infer as the topology says, and that they
+// know each other, also if the topology was written to the lab's state and read again.
 func TestInferIsAsTheTopologySays(t *testing.T) {
 	topology, err := ParseTopology([]byte(`
 balancers: 2
@@ -509,7 +509,7 @@ services:
 }
 
 // TestRoomForServers checks that agents leave room for all servers that a packet of an unknown flow
-// may visit: the candidates of all generations, but no more than there are servers, and ten.
+// may visit: the candidates of all generations, but at most all servers, and at most ten.
 func TestRoomForServers(t *testing.T) {
 	for _, v := range []struct {
 		selection                        desired.Selection
@@ -739,8 +739,9 @@ func TestCapacityForLeast(t *testing.T) {
 	}
 }
 
-// roundTrip parses the configuration that a template renders. If check is not nil, it must accept
-// the text, too. roundTrip does not parse with check, because check would fill in defaults.
+// roundTrip renders a configuration by a template and parses the text. This must give the same
+// configuration. If check is not nil, it must accept the text, too. roundTrip does not parse with
+// check, because check would fill in defaults.
 func roundTrip[Config any](t *testing.T, template string, want Config, check func([]byte) error) {
 	t.Helper()
 	var text bytes.Buffer

@@ -122,7 +122,7 @@ func receive(t *testing.T, conn net.Conn) (*http.Response, string) {
 	return response, string(body)
 }
 
-// do sends a request with a client of Go's.
+// do sends a request with Go's HTTP client.
 func (s *testServer) do(method, url, body string) (status int, answer string) {
 	s.t.Helper()
 	client := http.Client{
@@ -144,7 +144,7 @@ func (s *testServer) require(method, path, body string, status int, answer strin
 	s.requireAt("http://127.0.0.1:80"+path, method, body, status, answer)
 }
 
-// requireAt is require with a URL.
+// requireAt does the same as require, but takes a URL instead of a path.
 func (s *testServer) requireAt(url, method, body string, status int, answer string) {
 	s.t.Helper()
 	got, text := s.do(method, url, body)
@@ -153,7 +153,8 @@ func (s *testServer) requireAt(url, method, body string, status int, answer stri
 	}
 }
 
-// await waits until the server has accepted so many connections, and the accept queue has so many.
+// await waits until the server has accepted this number of connections, and the accept queue has
+// this length.
 func (s *testServer) await(accepted, queued int) {
 	s.t.Helper()
 	eventually(s.t, func() error {
@@ -165,8 +166,7 @@ func (s *testServer) await(accepted, queued int) {
 	})
 }
 
-// queued returns the length of the accept queue. Of a listening socket, the kernel reports it as
-// tcpi_unacked.
+// queued returns the length of the accept queue. For a listening socket, tcpi_unacked has it.
 func (s *testServer) queued() (length int) {
 	s.t.Helper()
 	must(s.t, withDescriptor(s.listeners[0].queue, func(fd int) error {
@@ -360,16 +360,16 @@ func (s *testServer) halfOpen() (finish func() error) {
 	fd := s.connect(&unix.SockFprog{Len: 1, Filter: &drop})
 	return func() error {
 		must(s.t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0))
-		var failure error
+		var errSocket error
 		eventually(s.t, func() error {
 			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 			if err != nil || code == 0 {
 				return fmt.Errorf("the half-open connection has no error yet (%v)", err)
 			}
-			failure = unix.Errno(code)
+			errSocket = unix.Errno(code)
 			return nil
 		})
-		return failure
+		return errSocket
 	}
 }
 

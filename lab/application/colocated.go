@@ -41,9 +41,9 @@ func ParseSchedule(text string) (Schedule, error) {
 	}
 	for item := range strings.SplitSeq(text, ",") {
 		share, at, _ := strings.Cut(item, "@")
-		number, percent := strings.CutSuffix(share, "%")
-		x, err := strconv.ParseFloat(number, 64)
-		if err != nil || !percent || !(x >= 0 && x < 100) {
+		number, isPercent := strings.CutSuffix(share, "%")
+		percent, err := strconv.ParseFloat(number, 64)
+		if err != nil || !isPercent || !(percent >= 0 && percent < 100) {
 			return nil, fmt.Errorf("%q: %s", item, scheduleForm)
 		}
 		after, err := time.ParseDuration(at)
@@ -54,7 +54,7 @@ func ParseSchedule(text string) (Schedule, error) {
 			return nil, fmt.Errorf("%q: the time must be after %v, the time before it", item,
 				schedule[n-1].At)
 		}
-		schedule = append(schedule, Change{At: after, Share: x / 100})
+		schedule = append(schedule, Change{At: after, Share: percent / 100})
 	}
 	return schedule, nil
 }

@@ -21,9 +21,9 @@ type State struct {
 	Colocated   float64 `json:"colocated"`
 	Connections uint64  `json:"connections"` // accepted
 	Requests    uint64  `json:"requests"`
-	// Served is the number of requests whose work has ended.
+	// Served is the number of requests whose work has ended. Requests without work do not count.
 	Served uint64 `json:"served"`
-	// Work is the sum of the work of these requests, in seconds of a core of speed 1.
+	// Work is the sum of the work of the served requests, in seconds of a core of speed 1.
 	Work float64 `json:"work"`
 }
 
@@ -34,7 +34,7 @@ func (s *Server) State() State {
 		Server: s.config.Name, Workers: s.config.Workers, Busy: s.config.Workers - len(s.workers.free),
 		Jobs: u.jobs, Cores: s.config.Processors.Cores, Speed: s.config.Processors.Speed,
 		Colocated: u.colocated, Connections: s.workers.connections.Load(), Requests: s.requests.Load(),
-		Served: u.ended, Work: u.work, // requests without work do not count here
+		Served: u.ended, Work: u.work,
 	}
 }
 

@@ -25,9 +25,8 @@ import (
 type Demand struct {
 	// Table has the work of queries. It may be nil.
 	Table *Table
-	// Drawn is the distribution, in seconds, of the work of requests that the table does not have.
-	// If it is nil and there is a table, such requests are errors. If both are nil, requests bring
-	// no work.
+	// Drawn is the distribution, in seconds, of the work of requests that Table does not have. If
+	// only Drawn is nil, such requests are errors. If both are nil, requests bring no work.
 	Drawn *sim.Distribution
 	// Seed is the seed of the numbers that are drawn from Drawn.
 	Seed uint64
@@ -57,10 +56,10 @@ func newDrawer(d Demand, server string) *drawer {
 // errUnknownQuery is the error for a request that the table of demands does not have.
 var errUnknownQuery = errors.New("the table of demands does not have this query")
 
-// work returns the work of a request, in seconds of a core of speed 1. The request may name its
-// work, as in /?work=190ms. Otherwise the work comes from the table. If the table does not have the
-// query, the work is drawn. Without a distribution, a query that the table lacks is an error, and
-// without a table, too, the work is 0.
+// work returns the work of a request, in seconds of a core of speed 1. If the request names its
+// work, as in /?work=190ms, that is the result. Otherwise the table has the work. If there is no
+// table, or it does not have the query, the work is drawn. If there is no distribution either, an
+// unknown query is an error, and without a table the work is 0.
 func (d *drawer) work(r *http.Request) (float64, error) {
 	if strings.Contains(r.URL.RawQuery, "work=") { // otherwise the query need not be parsed
 		if text, given := r.URL.Query()["work"]; given {

@@ -3,11 +3,12 @@
 package application
 
 import (
-	"fmt"
+	"errors"
 	"math"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,13 +18,14 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
+// table loads a table with this text. Errors begin behind the name of the file.
 func table(t *testing.T, text string) (*Table, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "demands.tsv")
 	testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	loaded, err := LoadTable(path)
-	if err != nil && len(err.Error()) > len(path) {
-		err = fmt.Errorf("%s", err.Error()[len(path):])
+	if err != nil {
+		err = errors.New(strings.TrimPrefix(err.Error(), path))
 	}
 	return loaded, err
 }

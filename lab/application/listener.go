@@ -59,7 +59,7 @@ func (w *workers) end() {
 // happens to further connections.
 type listener struct {
 	*net.TCPListener
-	queue   *os.File // the same socket, to wait for connections without accepting them
+	queue   *os.File // a copy of the socket, to wait for connections without accepting them
 	workers *workers
 	closed  chan struct{} // closed when the listener is closed
 	close   func() error  // closes the listener when it is called for the first time
@@ -96,8 +96,9 @@ func withDescriptor(file *os.File, f func(fd int) error) error {
 	if err != nil {
 		return err
 	}
-	var failure error
-	return errors.Join(raw.Control(func(fd uintptr) { failure = f(int(fd)) }), failure)
+	var errF error
+	errControl := raw.Control(func(fd uintptr) { errF = f(int(fd)) })
+	return errors.Join(errControl, errF)
 }
 
 // Accept waits for a connection, then for an idle worker, and then accepts the connection. In this
@@ -127,17 +128,18 @@ func (l *listener) await() error {
 	if err != nil {
 		return err
 	}
-	var failure error
-	ready := func(fd uintptr) bool { // a connection waits
+	var errPoll error
+	done := func(fd uintptr) bool { // a connection waits, or the poll has failed
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, 0)
 		if err != nil && !errors.Is(err, syscall.EINTR) {
-			failure = fmt.Errorf("wait for a connection: %w", err)
+			errPoll = fmt.Errorf("wait for a connection: %w", err)
 			return true
 		}
 		return n > 0
 	}
-	return errors.Join(raw.Read(ready), failure)
+	errRead := raw.Read(done) // calls done again whenever the socket becomes readable
+	return errors.Join(errRead, errPoll)
 }
 
 // Close stops the listener. The kernel resets the connections in the accept queue.

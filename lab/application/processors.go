@@ -30,9 +30,9 @@ type processors struct {
 	mu      sync.Mutex // protects the fields below
 	station *processor.Station[*job]
 	changes []change // coming changes of the share of co-located work, in ascending order of times
-	armed   float64  // when the timer expires, in seconds since start; +Inf: it is not set
+	armed   float64  // when the timer will expire, in seconds since start; +Inf: it is not set
 	work    float64  // sum of the work of all jobs that have ended
-	jobs    uint64   // number of jobs that have ended
+	ended   uint64   // number of jobs that have ended
 }
 
 // job is the work of one request.
@@ -100,14 +100,14 @@ func (p *processors) advance() (now float64) {
 	for {
 		end := p.station.End()
 		switch {
-		case len(p.changes) > 0 && p.changes[0].at <= min(now, end): // before the next job ends
+		case len(p.changes) > 0 && p.changes[0].at <= min(now, end): // a change is due first
 			p.station.SetColocated(p.changes[0].at, p.changes[0].share)
 			p.changes = p.changes[1:]
 		case end <= now:
 			j := p.station.Remove(end)
 			j.end = end
 			p.work += j.work
-			p.jobs++
+			p.ended++
 			close(j.done)
 		default:
 			return now
@@ -180,12 +180,11 @@ type usage struct {
 	work      float64 // sum of their work, in seconds
 }
 
-// usage returns the present use of the processors.
 func (p *processors) usage() usage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.advance()
-	return usage{p.station.Len(), p.station.Colocated(), p.jobs, p.work}
+	return usage{p.station.Len(), p.station.Colocated(), p.ended, p.work}
 }
 
 // timer is a timer of the kernel (timerfd_create(2)). Go's own timers would expire up to a

@@ -30,8 +30,8 @@ const ethernetHeader = 14
 const (
 	caseNull      = "null"             // the host program alone
 	caseFloor     = "floor"            // an encapsulation without any lookup
-	caseFloorHint = "floor-hint-table" // floor, and a random word of a table of 4 bytes for each flow
-	caseFloorFlow = "floor-flow-table" // floor, and a random word of a table of 16 bytes for each flow
+	caseFloorHint = "floor-hint-table" // floor, and an access to a table of 4 bytes for each flow
+	caseFloorFlow = "floor-flow-table" // floor, and an access to a table of 16 bytes for each flow
 	caseMiss      = "vip-miss"         // a packet that is not to a VIP
 	caseKnown     = "known-flow"       // a packet of a flow in the flow table
 	caseUDP       = "known-flow-udp"   // known-flow with UDP

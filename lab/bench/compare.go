@@ -270,7 +270,6 @@ func (c *comparison) stop() (err error) {
 	return err
 }
 
-// summarizeComparison returns a result for each case.
 func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
 	nulls := map[string]map[int][2]float64{} // median times of case null, by family and round
 	for _, m := range cases {
@@ -319,13 +318,13 @@ func (m *comparedCase) medianByRound() map[int][2]float64 {
 	return medians
 }
 
-// ratios returns, for each sample, the new build's time divided by the old build's. hosts has the
-// host program's times by round, which are subtracted from both times first. If hosts is nil,
-// nothing is subtracted. ratios leaves out samples in which nothing remains of the old build's
+// ratios returns, for each sample, the new build's time divided by the old build's. hostTimes has
+// the host program's times by round, which are subtracted from both times first. If hostTimes is
+// nil, nothing is subtracted. ratios leaves out samples in which nothing remains of the old build's
 // time.
-func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
+func (m *comparedCase) ratios(hostTimes map[int][2]float64) (ratios []float64) {
 	for _, s := range m.samples {
-		host := hosts[s.round]
+		host := hostTimes[s.round]
 		old := s.costs[oldBuild].Nanoseconds - host[oldBuild]
 		if old > 0 {
 			ratios = append(ratios, (s.costs[newBuild].Nanoseconds-host[newBuild])/old)

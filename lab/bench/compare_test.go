@@ -18,8 +18,8 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// Compares a build with itself. The ratios can differ from 1 by disturbances of the machine, so the
-// test only requires that they exist.
+// A build is compared with itself. Disturbances of the machine can change the ratios, so the test
+// only requires that they exist.
 func TestCompareWithItself(t *testing.T) {
 	testhost.NeedAgent(t)
 	var said []string
@@ -141,6 +141,7 @@ func TestCompareEnds(t *testing.T) {
 	}
 }
 
+// named returns a case of a worker with this name and program.
 func named(name string, program programIdentity) workerCase {
 	return workerCase{CaseName{Case: name, Family: "ipv6", Flows: 1}, program}
 }

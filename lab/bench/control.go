@@ -63,7 +63,6 @@ func MeasureControl(ctx context.Context, o ControlOptions) ([]ControlTime, error
 	return times, nil
 }
 
-// measureControl measures all cases for one size.
 func measureControl(
 	ctx context.Context, o *ControlOptions, size ControlSize,
 ) (_ []ControlTime, err error) {
@@ -86,26 +85,28 @@ func measureControl(
 
 // mediansOf returns the medians of each case, in the order of the first round.
 func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
+	var names []string // of the cases
+	byCase := map[string][]ControlTime{}
 	for _, t := range times {
-		// of returns the median of what get returns for each round of this case.
-		of := func(get func(ControlTime) time.Duration) time.Duration {
+		if byCase[t.Case] == nil {
+			names = append(names, t.Case)
+		}
+		byCase[t.Case] = append(byCase[t.Case], t)
+	}
+	for _, name := range names {
+		median := func(get func(ControlTime) time.Duration) time.Duration {
 			var all []time.Duration
-			for _, other := range times {
-				if other.Case == t.Case {
-					all = append(all, get(other))
-				}
+			for _, t := range byCase[name] {
+				all = append(all, get(t))
 			}
 			slices.Sort(all)
 			return all[len(all)/2]
 		}
-		if slices.ContainsFunc(medians, func(m ControlTime) bool { return m.Case == t.Case }) {
-			continue // the medians of this case are there already
-		}
 		medians = append(medians, ControlTime{
-			ControlSize: size, Case: t.Case,
-			Process: of(func(t ControlTime) time.Duration { return t.Process }),
-			Command: of(func(t ControlTime) time.Duration { return t.Command }),
-			Wall:    of(func(t ControlTime) time.Duration { return t.Wall }),
+			ControlSize: size, Case: name,
+			Process: median(func(t ControlTime) time.Duration { return t.Process }),
+			Command: median(func(t ControlTime) time.Duration { return t.Command }),
+			Wall:    median(func(t ControlTime) time.Duration { return t.Wall }),
 		})
 	}
 	return medians
@@ -120,7 +121,6 @@ type controlHost struct {
 	instance  string
 }
 
-// newControlHost makes the network namespace and the directory.
 func newControlHost(segue string, size ControlSize) (h *controlHost, err error) {
 	h = &controlHost{size: size, segue: segue, instance: fmt.Sprintf("bench-control-%d", os.Getpid())}
 	defer func() {
@@ -137,8 +137,7 @@ func newControlHost(segue string, size ControlSize) (h *controlHost, err error) 
 	return h, h.namespace.Do(buildControlNetwork)
 }
 
-// controlInterface is the balancer's interface.
-const controlInterface = "eth0"
+const controlInterface = "eth0" // the balancer's
 
 // buildControlNetwork makes the balancer's interface in the calling thread's namespace. It also
 // makes a route to all servers, through a router that does not exist. The router has a permanent
@@ -150,7 +149,7 @@ func buildControlNetwork() error {
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make a veth pair: %w", err)
 	}
-	var index int // of the last interface, controlInterface
+	var index int // after the loop, that of controlInterface
 	for _, name := range []string{attrs.Name, controlInterface} {
 		link, err := netlink.LinkByName(name)
 		if err == nil {
@@ -173,7 +172,6 @@ func buildControlNetwork() error {
 		}))
 }
 
-// remove removes the network namespace and the directory.
 func (h *controlHost) remove() error {
 	var errs []error
 	if h.namespace != nil {
@@ -234,7 +232,7 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 
 // configure writes the balancer's configuration to a file. Services with odd numbers have placement
 // hunt, and the others placement hash. weight is the weight of the first server of the last
-// service. All other servers have weight 1. So another weight changes one server.
+// service. All other servers have weight 1. So a reload with another weight changes one server.
 func (h *controlHost) configure(file string, weight int) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+
@@ -339,8 +337,8 @@ func (c *controlled) stop() error {
 		err = fmt.Errorf("segue lb: %w: %s", err, c.output)
 	}
 	// The context of the measurement may have ended, but the data path must be removed in any case.
-	_, detached := c.host.run(context.Background(), "lb", "detach", c.host.instance)
-	return errors.Join(err, detached, os.RemoveAll(filepath.Join(c.host.dir, "state")))
+	_, errDetach := c.host.run(context.Background(), "lb", "detach", c.host.instance)
+	return errors.Join(err, errDetach, os.RemoveAll(filepath.Join(c.host.dir, "state")))
 }
 
 // measure runs a command of segue, and returns its times.

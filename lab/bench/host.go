@@ -107,7 +107,6 @@ func (h *host) keepCallable() (err error) {
 	})
 }
 
-// close unloads the host program.
 func (h *host) close() (err error) {
 	if h.attached != nil {
 		err = h.attached.Close()
@@ -204,7 +203,6 @@ func (h *host) run(packets uint32) (c cost, err error) {
 	return cost{after - before, counter.read()}, nil
 }
 
-// threadTime returns the CPU time that this thread has used.
 func threadTime() (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
@@ -242,7 +240,6 @@ func (c counter) read() uint64 {
 	return binary.NativeEndian.Uint64(value[:])
 }
 
-// close closes the descriptor. It does nothing if instructions cannot be counted.
 func (c counter) close() {
 	if c != noCounter {
 		_ = unix.Close(int(c))

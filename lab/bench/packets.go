@@ -58,7 +58,7 @@ type measured struct {
 	rig          *rig
 	program      *ebpf.Program // nil: the host program runs alone
 	sent         uint64        // number of packets so far, including those that warm the caches
-	counted      uint64        // number of sent packets that were counted under the case's reason
+	counted      uint64        // those of the sent packets that were counted under the case's reason
 	times        []float64     // ns per packet, of each measurement
 	instructions []float64     // per packet, of each measurement
 }
@@ -111,7 +111,7 @@ const casesPerBase = 10
 
 // interleave returns the order of cases in a round. Base cases occur several times, because their
 // errors affect the results of all other cases.
-func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
+func interleave[C interface{ isBase() bool }](cases []C) (inRound []C) {
 	var bases, others []C
 	for _, m := range cases {
 		if m.isBase() {
@@ -120,25 +120,25 @@ func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
 			others = append(others, m)
 		}
 	}
-	turn = slices.Clone(bases)
+	inRound = slices.Clone(bases)
 	for some := range slices.Chunk(others, casesPerBase) {
-		turn = slices.Concat(turn, some, bases)
+		inRound = slices.Concat(inRound, some, bases)
 	}
-	return turn
+	return inRound
 }
 
 // chooseCases returns the cases that the options select, and the base cases, which are always
 // measured. It returns an error if the options select no case.
 func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
-	named := o.Case == nil // the expression matches the name of a case
+	anyMatches := false
 	for _, c := range allCases(o.Flows, o.Room) {
 		matches := o.Case == nil || o.Case.MatchString(c.name)
 		if matches || c.isBase() {
 			chosen = append(chosen, c)
 		}
-		named = named || matches
+		anyMatches = anyMatches || matches
 	}
-	if !named {
+	if !anyMatches {
 		return nil, fmt.Errorf("no case is named by %q", o.Case)
 	}
 	return chosen, nil

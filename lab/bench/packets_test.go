@@ -31,7 +31,9 @@ func TestMeasurePackets(t *testing.T) {
 	for _, c := range cases {
 		rounds[c.name] = o.Rounds
 	}
-	bases := o.Rounds * (2 + (len(cases)-3-1)/casesPerBase) // before the others, and after every ten
+	others := len(cases) - 3 // all but floor, and null in both families
+	chunks := (others + casesPerBase - 1) / casesPerBase
+	bases := o.Rounds * (1 + chunks) // before the other cases, and after each chunk of them
 	rounds[caseNull], rounds[caseFloor] = bases, bases
 	for i, got := range times {
 		want := PacketTime{

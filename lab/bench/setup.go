@@ -149,11 +149,11 @@ func (s *setup) build() (r *rig, err error) {
 	r = &rig{steps: map[string]*ebpf.Program{}}
 	switch s.kind {
 	case setupFloor, setupFloorLookup:
-		err = r.loadFloor(s)
+		err = r.makeFloor(s)
 	case setupBalancer, setupReference:
-		err = r.loadBalancer(s)
+		err = r.makeBalancer(s)
 	case setupAgent:
-		err = r.loadAgent(s)
+		err = r.makeAgent(s)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.close())
@@ -161,7 +161,6 @@ func (s *setup) build() (r *rig, err error) {
 	return r, nil
 }
 
-// close removes all programs and tables.
 func (r *rig) close() (err error) {
 	for i := len(r.closers) - 1; i >= 0; i-- {
 		err = errors.Join(err, r.closers[i]())
@@ -169,9 +168,9 @@ func (r *rig) close() (err error) {
 	return err
 }
 
-// loadFloor loads a program that encapsulates packets. With setupFloorLookup it also reads a random
+// makeFloor loads a program that encapsulates packets. With setupFloorLookup it also reads a random
 // word of a table of at least s.tableBytes.
-func (r *rig) loadFloor(s *setup) error {
+func (r *rig) makeFloor(s *setup) error {
 	spec, err := loadFloor()
 	if err != nil {
 		return err
@@ -185,8 +184,9 @@ func (r *rig) loadFloor(s *setup) error {
 			return fmt.Errorf("floor: set %s: %w", name, err)
 		}
 	}
-	// The table has a power of two of words of 8 bytes. The program takes the index of a word from
-	// the highest bits of a number of 64 bits, by a shift.
+	// The table has words of 8 bytes. Their number is rounded up to a power of two. The program
+	// shifts a random number of 64 bits to the right, so that its highest bits are the index of a
+	// word.
 	words := uint32(1) << bits.Len32(max(2, s.tableBytes/8)-1)
 	spec.Maps["table"].MaxEntries = words
 	shift := 64 - uint32(bits.TrailingZeros32(words))
@@ -213,14 +213,15 @@ func macWord(mac packet.MAC) (word [8]byte) {
 // newInstance returns an instance name that is unique on this machine.
 func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), instances.Add(1)) }
 
-// loadBalancer makes a balancer, without a daemon, and takes its program. With setupReference, the
+// makeBalancer makes a balancer, without a daemon, and takes its program. With setupReference, the
 // reference program takes the place of the balancer's program.
-func (r *rig) loadBalancer(s *setup) (err error) {
+func (r *rig) makeBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, desired.TCP)
 	r.serves.servers = s.servers
 	// A persistence other than table is measured with placement hunt, until serve changes the
 	// service.
-	if r.serves.persistence = s.persistence; s.persistence != "" {
+	r.serves.persistence = s.persistence
+	if s.persistence != "" {
 		r.serves.placement = desired.PlacementHunt
 	}
 	r.config = balancerConfig(s, r.serves)
@@ -233,9 +234,9 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 		return err
 	}
 	if s.kind == setupReference {
-		return r.loadReference(s.capacity)
+		return r.useReference(s.capacity)
 	}
-	if s.changed { // the first service had the old servers; now other servers replace them
+	if s.changed { // replace the servers of the first service by others
 		after := r.serves
 		after.changed = true
 		if err := r.apply(after); err != nil {
@@ -300,7 +301,8 @@ func serviceConfig(s service) desired.Service {
 		c.Infer = inferConfig(placement)
 	}
 	addServers(&c, 1, s.serverCount())
-	if s.placement.Polls() { // with unequal weights, a third of the drawn servers refuse a flow
+	if s.placement.Polls() {
+		// With these weights, a third of the draws propose a server that does not take the flow.
 		const light, heavy = 1, 3
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(light))
@@ -309,7 +311,7 @@ func serviceConfig(s service) desired.Service {
 			}
 		}
 	}
-	if s.changed { // the first servers get no new flows, and as many others take their places
+	if s.changed { // drain all servers, and add as many others
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(0))
 		}
@@ -367,10 +369,11 @@ func (r *rig) serve(h *host, s service) error {
 func (r *rig) apply(s service) error {
 	next := *r.config
 	next.Services = []desired.Service{serviceConfig(s)}
-	isReference := r.program != r.balancer.Program() // the reference program must stay
+	isReference := r.program != r.balancer.Program()
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
+	// The reference program stays: it takes the place of each program of the balancer.
 	if !isReference && r.program != r.balancer.Program() {
 		r.program = r.balancer.Program()
 		clear(r.steps) // upTo loads them again: the loaded ones may lack what the service needs
@@ -410,9 +413,9 @@ func clock() (uint32, error) {
 	return uint32(now.Nano() / int64(srv6.ReportTick)), nil
 }
 
-// loadReference replaces the balancer's program by the reference program. It uses the balancer's
+// useReference replaces the balancer's program by the reference program. It uses the balancer's
 // tables, except for the flow table.
-func (r *rig) loadReference(capacity uint32) error {
+func (r *rig) useReference(capacity uint32) error {
 	spec, err := loadReference()
 	if err != nil {
 		return err
@@ -463,7 +466,6 @@ func pinnedMaps(instance string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Ma
 	return maps, nil
 }
 
-// closeMaps closes this process's handles of maps.
 func closeMaps(maps map[string]*ebpf.Map) {
 	for _, m := range maps {
 		_ = m.Close()
@@ -493,10 +495,10 @@ func (r *rig) loadShared(
 	return collection.Programs[program], nil
 }
 
-// loadAgent makes the agent of server 1, without a daemon, and takes its program. If s.accept is
+// makeAgent makes the agent of server 1, without a daemon, and takes its program. If s.accept is
 // set, the service hunts: the agent accepts a connection while fewer connections than s.threshold
-// wait in the accept queue of an application, which loadAgent also starts.
-func (r *rig) loadAgent(s *setup) error {
+// wait in the accept queue of an application, which makeAgent also starts.
+func (r *rig) makeAgent(s *setup) error {
 	cfg := &desired.Agent{
 		Node: desired.AgentNode{
 			Instance: newInstance(), Interface: hop.Link.Name, MTU: hop.Link.MTU,

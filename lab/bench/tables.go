@@ -113,7 +113,6 @@ func tableConfig(size TableSize, servers int) *desired.Balancer {
 	}
 }
 
-// serverName returns the name of server i.
 func serverName(i int) string { return fmt.Sprintf("s%d", i) }
 
 // medianTime calls f(0) to f(n-1), and returns the median time of a call.

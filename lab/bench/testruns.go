@@ -57,7 +57,6 @@ func newTestRuns(
 	return t, err
 }
 
-// close removes all programs and tables.
 func (t *testRuns) close() (err error) {
 	for _, r := range []*rig{t.known, t.mixed} {
 		if r != nil {
@@ -90,7 +89,7 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 	}
 	source.rig.next += packets / source.traffic.order.packetsPerFlow()
 	after, err := source.rig.count(reasonKnown)
-	if known := after - before; err == nil && float64(known) < source.known*float64(packets) {
+	if known := after - before; err == nil && float64(known) < source.leastKnown*float64(packets) {
 		err = fmt.Errorf("of %d packets %d were of known flows", packets, known)
 	}
 	return rate, err
@@ -98,23 +97,23 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 
 // source describes the packets of a way, and the program that processes them.
 type source struct {
-	rig     *rig
-	program *ebpf.Program // nil: the host program alone
-	traffic traffic       // of the first core
-	known   float64       // the least share of packets that must be of known flows
-	apart   uint64        // a core's first flow is so many after that of the core before it
+	rig        *rig
+	program    *ebpf.Program // nil: the host program alone
+	traffic    traffic       // of the first core
+	leastKnown float64       // the least share of packets that must be of known flows
+	distance   uint64        // from the number of a core's first flow to that of the next core
 }
 
 // sourceOf returns the source of a way. For the ways with new flows, it also changes the balancer's
 // service.
 func (t *testRuns) sourceOf(way Way) (*source, error) {
 	s := &source{
-		rig: t.known, program: t.known.program, known: 0.96, apart: 1,
+		rig: t.known, program: t.known.program, leastKnown: 0.96, distance: 1,
 		traffic: trafficTo(ipv6, vips[ipv6], desired.TCP, packet.ACK),
 	}
 	switch way {
 	case HostAlone:
-		s.program, s.traffic.verdict, s.known = nil, xdpAborted, 0
+		s.program, s.traffic.verdict, s.leastKnown = nil, xdpAborted, 0
 	case HostBalanced:
 		s.traffic.flows = t.options.Flows
 	case HostBalancedMany:
@@ -137,8 +136,8 @@ func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) 
 	}
 	// Remove the flows of earlier measurements: without agents, they stay in the table for long.
 	t.mixed.balancer.ForgetFlows()
-	const least, farApart = 0.6, 1 << 31 // no core reaches the flows of the next one
-	s.rig, s.program, s.known, s.apart = t.mixed, t.mixed.program, least, farApart
+	s.rig, s.program, s.leastKnown = t.mixed, t.mixed.program, 0.6
+	s.distance = 1 << 31 // so that no core reaches the flows of the next one
 	s.traffic.order, s.traffic.first = connections, t.mixed.next
 	return s, nil
 }
@@ -148,7 +147,7 @@ func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) 
 func (t *testRuns) prepare(s *source, cores int) error {
 	for core, h := range t.hosts[:cores] {
 		own := s.traffic
-		own.first += uint64(core) * s.apart
+		own.first += uint64(core) * s.distance
 		if err := h.prepare(s.program, &own); err != nil {
 			return err
 		}

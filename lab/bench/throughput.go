@@ -108,7 +108,7 @@ type Throughput struct {
 // Speedup returns the mean throughput of a number of cores divided by that of one core. It is NaN
 // if one of the two was not measured.
 func Speedup(results []Throughput, way Way, cores int) float64 {
-	find := func(cores int) float64 {
+	mean := func(cores int) float64 {
 		i := slices.IndexFunc(results, func(t Throughput) bool {
 			return t.Way == way && t.Cores == cores
 		})
@@ -117,7 +117,7 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 		}
 		return results[i].Mean
 	}
-	return find(cores) / find(1)
+	return mean(cores) / mean(1)
 }
 
 // MeasureThroughput measures the packets per second of a balancer on different numbers of cores.
@@ -177,7 +177,6 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	return order, nil
 }
 
-// ways returns the ways that the options select.
 func (o *ThroughputOptions) ways() (ways []Way) {
 	for _, way := range slices.Concat(networkWays, testRunWays) {
 		if o.Setups == nil || o.Setups.MatchString(string(way)) {
@@ -391,7 +390,6 @@ func (b *testbed) config() *desired.Balancer {
 	}
 }
 
-// close removes everything that the testbed has made.
 func (b *testbed) close() error {
 	var errs []error
 	for _, l := range b.attached {
@@ -456,7 +454,6 @@ func (b *testbed) generate(ctx context.Context, cfg pktgen.Config) (pktgen.Resul
 	return b.run(ctx, g)
 }
 
-// run runs a generator in the source namespace.
 func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.Result, err error) {
 	err = b.source.Do(func() (err error) {
 		result, err = g.Run(ctx)
@@ -465,9 +462,9 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// take replaces the program on interface in by the program of a way: one that drops packets, one
-// that passes them on, or the balancer's own.
-func (b *testbed) take(way Way) error {
+// useProgramOf replaces the program on interface in by the program of a way: one that drops
+// packets, one that passes them on, or the balancer's own.
+func (b *testbed) useProgramOf(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)
 	if program == nil { // the balancer's own program

@@ -24,7 +24,7 @@ const mostAttempts = 3
 // measure makes a measurement of a network way. It returns the packets per second, and the share of
 // sent packets that did not arrive.
 func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost float64, err error) {
-	if err := b.take(way); err != nil {
+	if err := b.useProgramOf(way); err != nil {
 		return 0, 0, err
 	}
 	// All generators must send until the end of the measurement. So estimate the rate first, and
@@ -191,7 +191,6 @@ func (b *testbed) arrivals() (perCPU []uint64, err error) {
 	return perCPU, nil
 }
 
-// sum adds up counts.
 func sum(counts []uint64) (total uint64) {
 	for _, n := range counts {
 		total += n

@@ -118,9 +118,9 @@ type worker struct {
 }
 
 // ServeWorker answers the requests of a comparison of builds until the input ends. If a request
-// fails, the answer has the error. ServeWorker itself returns an error if a request is malformed,
-// if too many packets were not of the kind that their case measures, or if something cannot be
-// removed.
+// fails, the answer has the error. ServeWorker itself returns an error if it cannot read a request
+// or write an answer, if too many packets were not of the kind that their case measures, or if
+// something cannot be removed.
 func ServeWorker(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	w := &worker{rigs: map[setup]*rig{}, out: json.NewEncoder(out)}
 	if err := w.out.Encode(hello{workerProtocol, version.Read()}); err != nil {
@@ -213,7 +213,6 @@ func (c *benchCase) isDataPath() bool {
 	return (c.setup.kind == setupBalancer || c.setup.kind == setupAgent) && c.step == ""
 }
 
-// caseName returns the name of the case for a comparison.
 func (c *benchCase) caseName() CaseName {
 	return CaseName{c.name, string(c.family), c.encapsulation, c.flows}
 }
@@ -226,7 +225,6 @@ func (m *measured) programMeasured(h *host) *ebpf.Program {
 	return m.program
 }
 
-// identify returns the identity of a loaded program.
 func identify(program *ebpf.Program) (id programIdentity, err error) {
 	info, err := program.Info()
 	if err != nil {
@@ -240,7 +238,6 @@ func identify(program *ebpf.Program) (id programIdentity, err error) {
 	return programIdentity{size / instructionSize, info.Tag}, nil
 }
 
-// run makes one measurement of a case.
 func (w *worker) run(r *runRequest) (a answer, err error) {
 	if r.Case < 0 || r.Case >= len(w.cases) {
 		return a, fmt.Errorf("case %d: there are %d", r.Case, len(w.cases))
@@ -271,7 +268,6 @@ func (w *worker) check() error {
 	return nil
 }
 
-// close removes all programs and tables.
 func (w *worker) close() (err error) {
 	for _, r := range w.rigs {
 		err = errors.Join(err, r.close())

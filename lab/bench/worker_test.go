@@ -100,8 +100,8 @@ func TestWorkerRefuses(t *testing.T) {
 	}
 }
 
-// Without a name, the cases are those of the build's own programs, without the single steps and the
-// reference.
+// If the request names no case, the cases are those of whole programs of the build. Single steps
+// and the reference program are not among them.
 func TestCasesOfBuilds(t *testing.T) {
 	chosen, err := (&prepareRequest{Flows: []uint32{1000}, Room: 1000}).chooseCases()
 	testhost.Must(t, err)

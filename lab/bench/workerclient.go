@@ -91,10 +91,10 @@ func startOnCPU(command *exec.Cmd, cpu int) error {
 // greet reads the hello. It returns an error if the process is not a worker of this protocol: such
 // a process ends, writes something else, or is silent.
 func (w *workerClient) greet(executable string) error {
-	silent := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
+	timer := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
 	var first hello
 	err := w.out.Decode(&first)
-	if !silent.Stop() { // the deadline has passed, and the process was killed
+	if !timer.Stop() { // the deadline has passed, and the process was killed
 		return fmt.Errorf("%s said nothing for %v: it is not a segue with `bench worker`",
 			executable, helloDeadline)
 	}
@@ -123,21 +123,26 @@ func (w *workerClient) withOutput(err error) error {
 // call sends a request and waits for the answer. Until the answer comes, it calls progress with the
 // worker's progress. It returns an error if the answer has one, or if the worker ends.
 func (w *workerClient) call(r request, progress Progress) (answer, error) {
-	err := json.NewEncoder(w.in).Encode(r)
-	for err == nil {
+	ended := func(err error) (answer, error) {
+		return answer{}, fmt.Errorf("%s build: the worker ended: %w", w.name, err)
+	}
+	if err := json.NewEncoder(w.in).Encode(r); err != nil {
+		return ended(err)
+	}
+	for {
 		var a answer
-		if err = w.out.Decode(&a); err != nil {
-			break
+		if err := w.out.Decode(&a); err != nil {
+			return ended(err)
 		}
-		if a.Progress == "" {
-			if a.Error != "" {
-				return a, fmt.Errorf("%s build: %s", w.name, a.Error)
-			}
+		switch {
+		case a.Progress != "":
+			progress.say("%s: %s", w.name, a.Progress)
+		case a.Error != "":
+			return a, fmt.Errorf("%s build: %s", w.name, a.Error)
+		default:
 			return a, nil
 		}
-		progress.say("%s: %s", w.name, a.Progress)
 	}
-	return answer{}, fmt.Errorf("%s build: the worker ended: %w", w.name, err)
 }
 
 // prepare makes the worker build the tables and programs of its cases.
@@ -156,7 +161,6 @@ func (w *workerClient) prepare(r prepareRequest, progress Progress) ([]workerCas
 	return a.Cases, nil
 }
 
-// run makes one measurement of a case.
 func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	a, err := w.call(request{Run: &runRequest{w.cases[name], packets}}, nil)
 	if err != nil {
@@ -173,8 +177,8 @@ func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 // kind.
 func (w *workerClient) close() error {
 	_ = w.in.Close() // it may have ended already
-	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
-	defer late.Stop()
+	timer := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
+	defer timer.Stop()
 	if err := w.command.Wait(); err != nil {
 		return w.withOutput(fmt.Errorf("%s build: the worker failed: %w", w.name, err))
 	}

@@ -46,7 +46,7 @@ func newGroup(t *testing.T, cpus float64) func(script, argument string) *exec.Cm
 		t.Fatal(err)
 	}
 	set := fmt.Sprintf("segue-test-%d", os.Getpid())
-	t.Cleanup(func() {
+	t.Cleanup(func() { // the second Remove finds no set, which is no error
 		if err := errors.Join(h.Remove(set), h.Remove(set)); err != nil {
 			t.Error(err)
 		}

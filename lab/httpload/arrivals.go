@@ -37,8 +37,8 @@ func (s *constantSource) Next() (next sim.Arrival, ok bool) {
 func (s *constantSource) Close() error { return nil }
 
 // Trace returns the arrivals in a trace file. Each query in the file must be a URL or a request
-// target (RFC 9112, section 3.2.1). Of a URL, only the request target is used. speed is how many
-// times faster than in the file the arrivals come.
+// target (RFC 9112, section 3.2.1). Of a URL, only the request target is used. The arrivals come
+// speed times as fast as in the file.
 func Trace(file string, format sim.TraceFormat, speed float64) sim.Trace {
 	return sim.Trace{
 		File: file, Format: format, Speed: speed,

@@ -39,8 +39,8 @@ func moments(values []float64) (mean, deviation float64) {
 	return mean, math.Sqrt(deviation)
 }
 
-// isNear fails the test unless a value is within a share of what it should be.
-func isNear(t *testing.T, what string, got, want, share float64) {
+// requireNear fails the test unless a value is within a share of what it should be.
+func requireNear(t *testing.T, what string, got, want, share float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= share*math.Abs(want)) {
 		t.Errorf("%s is %v, want %v within %v%%", what, got, want, 100*share)
@@ -51,13 +51,13 @@ func TestRates(t *testing.T) {
 	const n = 100_000
 	times, _ := gaps(t, sim.Poisson{Rate: 250}, n)
 	mean, deviation := moments(times)
-	isNear(t, "the mean gap of Poisson arrivals", mean, 0.004, 0.01)
-	isNear(t, "the deviation of their gaps", deviation, 0.004, 0.02)
+	requireNear(t, "the mean gap of Poisson arrivals", mean, 0.004, 0.01)
+	requireNear(t, "the deviation of their gaps", deviation, 0.004, 0.02)
 
 	times, last := gaps(t, Constant{Rate: 250}, n)
 	mean, deviation = moments(times[1:])
-	isNear(t, "the gap of constant arrivals", mean, 0.004, 1e-9)
-	isNear(t, "the last of constant arrivals", last, (n-1)*0.004, 1e-9)
+	requireNear(t, "the gap of constant arrivals", mean, 0.004, 1e-9)
+	requireNear(t, "the last of constant arrivals", last, (n-1)*0.004, 1e-9)
 	if times[0] != 0 || deviation > 1e-9 {
 		t.Errorf("constant arrivals begin at %v, and deviate by %v", times[0], deviation)
 	}
@@ -86,7 +86,7 @@ func TestCurves(t *testing.T) {
 			counts[int(4*math.Mod(next.At/length.Seconds(), 1))]++
 		}
 		for quarter, n := range counts {
-			isNear(t, name, n/(rate*days*length.Seconds()/4), test.want[quarter], 0.02)
+			requireNear(t, name, n/(rate*days*length.Seconds()/4), test.want[quarter], 0.02)
 		}
 	}
 }

@@ -35,7 +35,6 @@ func ParseClients(texts []string) (addresses []netip.Addr, err error) {
 	return addresses, nil
 }
 
-// parseClient reads one address or prefix.
 func parseClient(text string) ([]netip.Addr, error) {
 	if address, err := netip.ParseAddr(text); err == nil && address.Zone() == "" {
 		address = address.Unmap()

@@ -19,7 +19,7 @@ type request struct {
 	measured bool   // it counts in the report; requests of the warm-up do not
 }
 
-// phase tells for what a connection waits.
+// phase tells what a connection waits for.
 type phase uint8
 
 const (
@@ -87,7 +87,7 @@ func bind(fd int, from netip.Addr) error {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 		return fmt.Errorf("IP_BIND_ADDRESS_NO_PORT: %w", err)
 	}
-	// For IPv6, bind accepts an address that is on no interface only with IPV6_FREEBIND.
+	// For IPv6, bind needs IPV6_FREEBIND to accept an address that no interface has.
 	if from.Is6() {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
 			return fmt.Errorf("IPV6_FREEBIND: %w", err)

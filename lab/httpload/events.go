@@ -102,8 +102,8 @@ func (g *generator) request(c *connection) {
 }
 
 // read reads all bytes that have arrived on a connection. ending tells that the connection has
-// ended or failed: then read goes on until the end of the stream, because events are
-// edge-triggered, and no further event will come.
+// ended or failed. Then no further event will come, because events are edge-triggered. So read goes
+// on until the end of the stream.
 func (g *generator) read(c *connection, ending bool) {
 	for c.phase != closed {
 		n, err := unix.Read(c.descriptor, g.buffer)
@@ -177,10 +177,12 @@ func (g *generator) answered(c *connection, reusable bool) {
 	}
 }
 
-// complete ends a request whose response is complete. Then it decides about the connection. If the
-// server has closed the connection, complete releases it. If it is not reusable, it waits for the
-// server to close it. If no request waits for a connection, it rests. Otherwise, it takes the
-// request that has waited longest, or it is closed if that request has another target.
+// complete ends a request whose response is complete. The first rule that applies decides what
+// happens to the connection:
+//   - If the server has closed it, it is released.
+//   - If it is not reusable, it waits for the server to close it.
+//   - If requests wait, it takes the first of them, or is released if that has another target.
+//   - Otherwise it rests.
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()
 	r, response := c.request, &c.response
@@ -217,12 +219,11 @@ func (g *generator) complete(c *connection, reusable bool) {
 // an outcome, the request gets the outcome kind. An idle connection counts as failed if it was
 // being opened, and as lost if it was open.
 func (g *generator) fail(c *connection, kind Outcome, err error) {
-	phase, r, server := c.phase, c.request, c.response.server
+	phase, r, server := c.phase, c.request, c.response.server // before the connection is closed
 	if phase == connecting && c.idle {
 		g.idle.opening--
-		if g.idle.failed++; g.idle.err == nil {
-			g.idle.err = err
-		}
+		g.idle.failed++
+		g.idle.err = cmp.Or(g.idle.err, err)
 	}
 	if phase == requesting || phase == accepted { // the server may still work for the request
 		g.reset(c)

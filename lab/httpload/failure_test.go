@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// failures are the failures of a report that occurred.
+// failures returns those counts of failures in a report that are not 0.
 func failures(r *Report) map[string]uint64 {
 	occurred := map[string]uint64{}
 	for kind, n := range r.Failures {
@@ -51,7 +51,7 @@ func TestConnectionsThatCannotBeWatched(t *testing.T) {
 	}
 }
 
-// TestFailures makes each failure on real sockets.
+// TestFailures makes each failure that can follow a handshake, on real sockets.
 func TestFailures(t *testing.T) {
 	const n = 5
 	silent := func(conn net.Conn, _ *http.Request) { conn.Read(make([]byte, 1)) } // until the end
@@ -153,7 +153,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestConnectTimeout has a listener that accepts nothing. It drops SYNs when its backlog is full.
+// TestConnectTimeout has a listener that accepts nothing. The kernel drops SYNs when the listener's
+// backlog is full.
 func TestConnectTimeout(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	testhost.Must(t, err)
@@ -231,7 +232,7 @@ func TestPortsRunOut(t *testing.T) {
 			c := config(t, targets[0].URL, 0)
 			c.Targets = targets
 			c.Arrivals = Trace(write(t, "trace", strings.Repeat("0\t/\n", n)), sim.TimedQueries, 1)
-			c.Timeout = time.Second // the listeners' kernel connects, and nobody answers
+			c.Timeout = time.Second // the kernel accepts the connections, but nothing answers
 			var err error
 			if c.Clients, err = ParseClients([]string{prefix}); err != nil {
 				return err
@@ -256,7 +257,7 @@ func TestPortsRunOut(t *testing.T) {
 	testhost.Must(t, err)
 }
 
-// TestUnreachable connects where no route leads.
+// TestUnreachable connects to an address without a route.
 func TestUnreachable(t *testing.T) {
 	testhost.NeedNamespaces(t)
 	err := testhost.NewNamespace(t).Do(func() error {

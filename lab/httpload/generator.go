@@ -50,13 +50,13 @@ type generator struct {
 	started bool          // the arrivals have begun: all idle connections are open
 	end     time.Duration // when the arrivals end, at the latest
 	source  sim.Source    // of the arrivals
-	next    sim.Arrival   // the next arrival; valid if more
 	more    bool          // there is a next arrival
+	next    sim.Arrival   // the next arrival; valid if more
 	over    bool          // the arrivals ended by themselves or at Requests, before end
-	number  uint64        // of arrivals so far
-	demands *sim.Rand     // for the work of requests
-	choices *sim.Rand     // for their targets
-	trips   *sim.Rand     // for round trips
+	number  uint64        // number of arrivals so far
+	demands *sim.Rand     // random numbers for the work of requests
+	choices *sim.Rand     // random numbers for their targets
+	trips   *sim.Rand     // random numbers for round trips
 
 	epoll       int               // the descriptor of the epoll instance
 	events      []unix.EpollEvent // a buffer for events
@@ -65,10 +65,10 @@ type generator struct {
 	headers     map[*Target]string
 	heads       *headReader
 	connections []*connection             // by descriptor
-	serial      int32                     // of the latest connection
+	serial      int32                     // the serial of the latest connection
 	deadlines   deadlines                 // of connections
 	resting     map[*Target][]*connection // open connections that can take a request
-	waiting     []request                 // for a connection, the earliest first
+	waiting     []request                 // requests that wait for a connection, the earliest first
 	open        int                       // number of connections for requests, in any phase
 	pending     int                       // number of requests without an outcome
 	client      int                       // index of the client address that was used last
@@ -82,10 +82,9 @@ type generator struct {
 // them. Each is being opened, is open, has failed to open, or was open and is lost.
 type idleConnections struct {
 	begun, opening, open, failed, lost int
-	err                                error // why the first one of the failed ones failed
+	err                                error // the first error of those that failed
 }
 
-// newGenerator returns a generator that has sent nothing yet.
 func newGenerator(c *Config) (*generator, error) {
 	source, err := c.Arrivals.Start(sim.NewRand(c.Seed, streamArrivals))
 	if err != nil {
@@ -342,7 +341,7 @@ func (g *generator) send(c *connection, r request, begun time.Duration) {
 	g.write(c, g.text)
 }
 
-// write sends text on a connection. It stores the rest that the socket does not take in unsent.
+// write sends text on a connection. If the socket does not take all of it, unsent gets the rest.
 func (g *generator) write(c *connection, text []byte) {
 	n, err := unix.Write(c.descriptor, text)
 	switch {
@@ -417,7 +416,7 @@ func (g *generator) poll(pause time.Duration) error {
 	return nil
 }
 
-// close closes all connections, and writes the rest of Record and Log.
+// close closes all connections, and writes the rest of Record and Log. It returns the first error.
 func (g *generator) close() error {
 	for _, c := range g.connections {
 		if c != nil && c.phase != closed {
@@ -430,14 +429,10 @@ func (g *generator) close() error {
 	unix.Close(g.epoll)
 	err := g.source.Close()
 	if g.recorder != nil {
-		if flushing := g.recorder.Flush(); err == nil {
-			err = flushing
-		}
+		err = cmp.Or(err, g.recorder.Flush())
 	}
 	if g.log != nil {
-		if flushing := g.log.flush(); err == nil {
-			err = flushing
-		}
+		err = cmp.Or(err, g.log.flush())
 	}
 	return err
 }

@@ -104,8 +104,8 @@ func TestReplayOfRecord(t *testing.T) {
 	}
 }
 
-// TestScale: files of a test that is faster than real time have its times, and the report has those
-// of the clock.
+// TestScale: if a run is faster than real time, its files have emulated times, and the report has
+// times by the clock.
 func TestScale(t *testing.T) {
 	var record bytes.Buffer
 	c := config(t, listen(t, respond(answer)), 3)

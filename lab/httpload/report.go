@@ -15,7 +15,7 @@ import (
 type Report struct {
 	URLs []string `json:"urls"`
 	Seed uint64   `json:"seed"`
-	// From is the end of the warm-up, since the beginning of the arrivals.
+	// From is the time from the beginning of the arrivals to the end of the warm-up.
 	From float64 `json:"from"`
 	// Seconds is the time after the warm-up in which requests were due.
 	Seconds     float64 `json:"seconds"`
@@ -44,7 +44,7 @@ type Report struct {
 	Exchange *Times `json:"exchange"`
 	// Connect has the times of handshakes.
 	Connect *Times `json:"connect"`
-	// Lateness has the times from when a request was due until the generator took it up.
+	// Lateness has the times from when a request was due until the generator began to send it.
 	Lateness *Times `json:"lateness"`
 	// Distribution and ConnectDistribution are the cumulative distributions of Latency and Connect.
 	Distribution        []Point `json:"distribution"`
@@ -140,7 +140,6 @@ func (h histogram) times() *Times {
 	}
 }
 
-// distribution returns the points of the cumulative distribution.
 func (h histogram) distribution() []Point {
 	points := []Point{}
 	if h.TotalCount() == 0 {
@@ -204,12 +203,12 @@ func (r *results) measured(g *generator) time.Duration {
 	switch {
 	case !g.started:
 		return 0
-	case r.interrupted && g.more: // it ended with the interrupt
+	case r.interrupted && g.more: // the arrivals ended with the interrupt
 		return g.now() - r.zero - g.Warmup
-	case g.Duration > 0 && !g.over: // it ended with Duration
+	case g.Duration > 0 && !g.over: // they ended at Duration
 		return g.Duration - g.Warmup
 	}
-	return r.lastDue - r.zero - g.Warmup // it ended with the last arrival
+	return r.lastDue - r.zero - g.Warmup // they ended with the last one
 }
 
 // addHealth adds the CPU time of the generator to the report, and warnings if the generator may
@@ -244,11 +243,11 @@ func (r *results) serverReports() []Server {
 			Name: name, Responses: s.responses, Failed: s.failed, Latency: s.latency.times(),
 		})
 	}
-	slices.SortFunc(servers, func(a, b Server) int { return natural(a.Name, b.Name) })
+	slices.SortFunc(servers, func(a, b Server) int { return byNumber(a.Name, b.Name) })
 	return servers
 }
 
-// natural compares two names. Shorter names come first, so s2 comes before s10.
-func natural(a, b string) int {
+// byNumber compares two names. Shorter names come first, so s2 comes before s10.
+func byNumber(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }

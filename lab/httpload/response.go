@@ -13,7 +13,7 @@ import (
 
 const (
 	mostHead = 64 << 10 // the largest head of a response, in bytes
-	mostBody = 1 << 20  // how much of a body is kept to check it, in bytes
+	mostBody = 1 << 20  // how many bytes of a body are kept, to check them
 )
 
 // response parses an HTTP/1.1 response (RFC 9112) piece by piece, as its bytes arrive.
@@ -77,19 +77,19 @@ func (r *response) feedHead(p []byte, heads *headReader) (rest []byte, err error
 	before := len(r.text)
 	r.text = append(r.text, p...)
 	from := max(before-len(emptyLine)+1, 0) // the empty line may begin in the bytes before p
-	end := bytes.Index(r.text[from:], []byte(emptyLine))
-	if end < 0 {
+	index := bytes.Index(r.text[from:], []byte(emptyLine))
+	if index < 0 {
 		if len(r.text) > mostHead {
 			return nil, fmt.Errorf("the head is longer than %d bytes", mostHead)
 		}
 		return nil, nil
 	}
-	end += from + len(emptyLine)
-	if err := r.parseHead(r.text[:end], heads); err != nil {
+	length := from + index + len(emptyLine) // of the head, which ends in p
+	if err := r.parseHead(r.text[:length], heads); err != nil {
 		return nil, err
 	}
 	r.text = r.text[:0]
-	return p[end-before:], nil
+	return p[length-before:], nil
 }
 
 // parseHead parses a whole head. It stores what the report needs, and determines how the body ends
@@ -141,7 +141,8 @@ func (r *response) feedBody(p []byte, keep bool) (rest []byte) {
 // of the line has not arrived, it stores the beginning of the line, and returns nothing.
 func (r *response) feedLine(p []byte) (rest []byte, err error) {
 	before, rest, found := bytes.Cut(p, []byte("\n"))
-	if r.text = append(r.text, before...); len(r.text) > mostHead {
+	r.text = append(r.text, before...)
+	if len(r.text) > mostHead {
 		return nil, errors.New("a line of the chunked coding is too long")
 	}
 	if !found {
@@ -155,7 +156,8 @@ func (r *response) feedLine(p []byte) (rest []byte, err error) {
 		if err != nil || r.left < 0 {
 			return nil, fmt.Errorf("the size of a chunk, %.100q, is not a hexadecimal number", size)
 		}
-		if r.part = chunk; r.left == 0 {
+		r.part = chunk
+		if r.left == 0 { // the last chunk
 			r.part = trailer
 		}
 	case r.part == chunkEnd && len(line) > 0:

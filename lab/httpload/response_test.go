@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// responses in each form, and with each mistake.
+// responses has a response in each form, and one with each mistake.
 var responses = []string{
 	"HTTP/1.1 200 OK\r\nX-Segue-Server: s1\r\nContent-Length: 5\r\n\r\nhello",
 	"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",

@@ -19,7 +19,7 @@ const (
 	// longest is the largest time in histograms, in nanoseconds. Longer times count as this one.
 	longest = int64(time.Hour)
 	// mostServers is how many servers are counted separately. Their names come from a response
-	// header, and ever new names must not fill the memory.
+	// header. So without a limit, new names could fill the memory.
 	mostServers = 1000
 	otherServer = "(others)"  // the name for all further servers
 	noServer    = "(unnamed)" // the name for responses without the header
@@ -54,7 +54,7 @@ type results struct {
 
 	zero     time.Duration // when the arrivals began
 	lastDue  time.Duration // when the latest request was due
-	cpu      cpuTimes      // used until the arrivals began
+	cpu      cpuTimes      // when the arrivals began
 	progress progressMeter
 }
 
@@ -78,7 +78,6 @@ func (h histogram) add(d time.Duration) {
 	_ = h.RecordValue(min(max(int64(d), 0), longest)) // in range, so there is no error
 }
 
-// newResults returns empty results.
 func newResults(c *Config) results {
 	return results{
 		config: c, latency: newHistogram(3), exchange: newHistogram(3), connect: newHistogram(3),
@@ -93,7 +92,7 @@ func (r *results) begin(zero time.Duration) {
 	r.progress.begin(zero)
 }
 
-// arrived counts a request that the generator takes up. late is the time since the request was due.
+// arrived counts a request that the generator begins to send. late is the time since it was due.
 // A request of the warm-up counts only for the progress.
 func (r *results) arrived(q *request, late time.Duration) {
 	r.progress.sent++
@@ -138,7 +137,6 @@ func (r *results) finished(q *request, o *outcome) {
 	r.intervals.finished(q.due-r.zero, o)
 }
 
-// server returns the results of the server with this name. It adds the server if it is new.
 func (r *results) server(name string) *serverResults {
 	if name == "" {
 		name = noServer
@@ -244,8 +242,9 @@ func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 		return nil
 	}
 	slices.SortFunc(i.done, func(a, b Interval) int { return cmp.Compare(a.From, b.From) })
-	rest := i.done // the summarised intervals that are not in all yet
-	for from := begin / i.every * i.every; from < end || len(rest) > 0; from += i.every {
+	rest := i.done                     // the summarised intervals that are not in all yet
+	first := begin / i.every * i.every // rounded down to the beginning of an interval
+	for from := first; from < end || len(rest) > 0; from += i.every {
 		next := Interval{From: from.Seconds(), To: (from + i.every).Seconds()}
 		if len(rest) > 0 && rest[0].From == next.From {
 			next, rest = rest[0], rest[1:]
@@ -279,6 +278,7 @@ func (p *progressMeter) report(g *generator, now time.Duration) {
 	if g.Progress == nil || now < p.next {
 		return
 	}
+	lastCall := p.next - progressEvery
 	state := Progress{
 		Sent: p.sent, Failed: p.failed, Open: g.open + g.idle.opening + g.idle.open,
 		Waiting: len(g.waiting), P50: math.NaN(), P99: math.NaN(), Elapsed: now - p.zero,
@@ -286,7 +286,7 @@ func (p *progressMeter) report(g *generator, now time.Duration) {
 	if !g.started {
 		state.Elapsed = -1 // idle connections are being opened
 	}
-	state.Rate = float64(p.sent-p.sentAtLastCall) / (now - p.next + progressEvery).Seconds()
+	state.Rate = float64(p.sent-p.sentAtLastCall) / (now - lastCall).Seconds()
 	if p.latency.Histogram != nil && p.latency.TotalCount() > 0 {
 		state.P50, state.P99 = p.latency.quantile(0.5), p.latency.quantile(0.99)
 	}
@@ -294,25 +294,20 @@ func (p *progressMeter) report(g *generator, now time.Duration) {
 	g.Progress(state)
 }
 
-// cpuTimes has the CPU times that the process, and the thread of the generator, have used until a
-// point in time.
+// cpuTimes has the CPU times that the process, and the thread of the generator, have used until the
+// time at.
 type cpuTimes struct {
 	at              time.Time
 	process, thread time.Duration
 }
 
-// readCPUTimes returns the present CPU times.
 func readCPUTimes() cpuTimes {
-	times := cpuTimes{at: time.Now()}
-	for who, total := range map[int]*time.Duration{
-		unix.RUSAGE_SELF: &times.process, unix.RUSAGE_THREAD: &times.thread,
-	} {
+	used := func(who int) time.Duration {
 		var usage unix.Rusage
-		if unix.Getrusage(who, &usage) == nil {
-			*total = time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-		}
+		_ = unix.Getrusage(who, &usage) // cannot fail
+		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 	}
-	return times
+	return cpuTimes{time.Now(), used(unix.RUSAGE_SELF), used(unix.RUSAGE_THREAD)}
 }
 
 // requestLog writes Config.Log: a line of CSV for each measured request.

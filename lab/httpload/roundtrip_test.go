@@ -15,8 +15,8 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// TestRoundTrip checks that a distant client sends its request, and the end of its connection, so
-// late as replies reach it, however the server ends the response.
+// TestRoundTrip checks that a distant client sends its request, and the end of its connection, only
+// when replies have reached it. It does so for each way in which a server ends the response.
 func TestRoundTrip(t *testing.T) {
 	const n, trip = 200, 30 * time.Millisecond
 	for name, serve := range map[string]func(net.Conn){
@@ -44,7 +44,9 @@ func TestRoundTrip(t *testing.T) {
 			served.Add(1)
 			serve(conn)
 		}), n)
-		c.Arrivals = Constant{Rate: 1e6} // so many at once that ends follow responses before they are read
+		// With so many requests at once, ends of connections arrive before responses are read.
+		c.Arrivals = Constant{Rate: 1e6}
+		// By the clock, a round trip takes trip. The log has half of each time by the clock.
 		c.RoundTrip, c.Scale = new(sim.Constant(trip.Seconds()/2)), 0.5
 		report, log := runLogged(t, c)
 		if report.Succeeded != n || served.Load() != n || report.Connections != n {
@@ -52,7 +54,7 @@ func TestRoundTrip(t *testing.T) {
 				report.Succeeded, n, report.Connections, report.Errors)
 		}
 		for _, l := range log {
-			if l.latency < trip.Seconds() { // half of the time by the clock
+			if l.latency < trip.Seconds() {
 				t.Errorf("%s: latency %v s, want at least two round trips", name, l.latency)
 			}
 		}
@@ -62,8 +64,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestRoundTripOfRefused checks that a connection which the server closes while the client does not
-// know of it yet is a failure.
+// TestRoundTripOfRefused checks that a request fails if the server closes the connection before a
+// distant client would know that the connection exists.
 func TestRoundTripOfRefused(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	testhost.Must(t, err)

@@ -65,7 +65,7 @@ func target(t *testing.T, url string) *Target {
 	return parsed
 }
 
-// config is that of n requests, 1000 a second.
+// config returns a configuration with n requests, 1000 a second.
 func config(t *testing.T, url string, n uint64) Config {
 	t.Helper()
 	return Config{
@@ -92,7 +92,7 @@ type logged struct {
 	query, server, outcome  string
 }
 
-// runLogged returns the report, and the log ordered by outcomes.
+// runLogged returns the report and the log, in the order in which the requests ended.
 func runLogged(t *testing.T, c Config) (*Report, []logged) {
 	t.Helper()
 	var text bytes.Buffer

@@ -25,8 +25,8 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// TestLatencyFromIntendedTime has a server that stands still until all requests have arrived. A
-// closed loop would wait for it for ever. Each request counts the time since it was due.
+// TestLatencyFromIntendedTime has a server that answers only when all requests have arrived. A
+// closed loop would wait for ever. The latency of each request counts from when it was due.
 func TestLatencyFromIntendedTime(t *testing.T) {
 	const n, rate = 40, 200
 	var arrived atomic.Int64
@@ -54,8 +54,8 @@ func TestLatencyFromIntendedTime(t *testing.T) {
 	}
 }
 
-// TestLatencyWithOneConnection: a request that waits for a connection waits since it was due, also
-// in the report. Its exchange begins later.
+// TestLatencyWithOneConnection: the latency of a request includes the time for which it waits for a
+// connection. Its exchange does not.
 func TestLatencyWithOneConnection(t *testing.T) {
 	const n, pause = 10, 20 * time.Millisecond
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -136,7 +136,7 @@ func TestAnnouncedClose(t *testing.T) {
 	}
 }
 
-// TestLargeRequest is larger than what a socket takes at once.
+// TestLargeRequest sends requests that are larger than what a socket takes at once.
 func TestLargeRequest(t *testing.T) {
 	const size = 16 << 20
 	c := config(t, listen(t, func(conn net.Conn, r *http.Request) {
@@ -151,8 +151,8 @@ func TestLargeRequest(t *testing.T) {
 	}
 }
 
-// TestCloses: the server closes first, and the client answers in kind. A server that does not close
-// is reset after a second, so that the client's port is free.
+// TestCloses: if the server closes a connection, the client closes it, too. If the server does not
+// close it, the client resets it after a second, so that its port is free.
 func TestCloses(t *testing.T) {
 	t.Parallel() // it waits
 	var mu sync.Mutex
@@ -223,7 +223,8 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
-// TestInterrupted: the report has what there is, and the requests without an outcome.
+// TestInterrupted: the report has the outcomes until the interrupt, and the number of requests
+// without an outcome.
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -284,8 +285,7 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// TestExtremes: a time that no clock can tell is far in the future, and a demand is as large as it
-// can be.
+// TestExtremes: arrival times and demands that are too large for a time.Duration are limited.
 func TestExtremes(t *testing.T) {
 	c := config(t, listen(t, respond(answer))+"/{demand}", 0)
 	demand := sim.Constant(1e12)
@@ -387,7 +387,7 @@ func TestBadTraces(t *testing.T) {
 		if _, err := trace.Extent(); err == nil || err.Error() != trace.File+problem {
 			t.Errorf("%q: %v\nwant %s", text, err, trace.File+problem)
 		}
-		// Also without the check beforehand, after the requests before the line.
+		// Without the check beforehand, Run returns the same error when it reads the line.
 		c := config(t, listen(t, respond(answer)), 0)
 		c.Arrivals = trace
 		report, err := Run(t.Context(), c)
@@ -397,8 +397,8 @@ func TestBadTraces(t *testing.T) {
 	}
 }
 
-// TestLateGenerator: a generator that stands still says so, and its lateness is part of the
-// latency.
+// TestLateGenerator: if the generator stands still for a while, the report has a warning, and the
+// lateness is part of the latency.
 func TestLateGenerator(t *testing.T) {
 	t.Parallel() // it waits
 	const still = 200 * time.Millisecond
@@ -415,7 +415,7 @@ func TestLateGenerator(t *testing.T) {
 	}
 }
 
-// TestProgress is called every second with what has happened so far.
+// TestProgress: Config.Progress is called every second with the counts so far.
 func TestProgress(t *testing.T) {
 	t.Parallel() // it waits
 	c := config(t, listen(t, respond(answer)), 0)

@@ -49,9 +49,9 @@ const (
 	portBits = 15
 	// maxHostBits is how many bits of the source address can differ between flows.
 	maxHostBits = 32
-	// slice is about the duration of one system call, which cannot be interrupted. It is long
-	// compared to the 20 ms that the kernel needs to prepare the call.
-	slice = 200 * time.Millisecond
+	// callDuration is about the duration of one system call, which cannot be interrupted. It is
+	// long compared to the 20 ms that the kernel needs to prepare the call.
+	callDuration = 200 * time.Millisecond
 	// firstFrames is the number of frames in the first system call, and maxFrames the largest
 	// number in any.
 	firstFrames, maxFrames = 1 << 14, 1 << 26
@@ -95,7 +95,7 @@ type Config struct {
 // Result is the result of a run.
 type Result struct {
 	Sent    uint64        // packets
-	Elapsed time.Duration // from the first packet to the last
+	Elapsed time.Duration // time in which they were sent
 }
 
 // Rate returns the number of packets sent per second.
@@ -258,7 +258,7 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 }
 
 // sendUntil makes system calls until the program has made limit packets since it was loaded, or the
-// context ends. It doubles the number of frames of a call until a call takes about slice.
+// context ends. It doubles the number of frames of a call until a call takes about callDuration.
 func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 	frames := uint32(firstFrames) // in the next call
 	if g.cfg.Count > 0 && g.cfg.Rate == 0 {
@@ -269,14 +269,15 @@ func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 		if err != nil || sent >= limit {
 			return err
 		}
-		if g.cfg.Rate == 0 { // with a rate, one packet takes several frames: those too early are dropped
+		// With a rate, a packet can need several frames: the program drops frames that are early.
+		if g.cfg.Rate == 0 {
 			frames = uint32(min(uint64(frames), limit-sent))
 		}
 		start := time.Now()
 		if err := g.send(frames); err != nil {
 			return err
 		}
-		if time.Since(start) < slice/2 && frames < maxFrames {
+		if time.Since(start) < callDuration/2 && frames < maxFrames {
 			frames *= 2
 		}
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// cable is a veth pair. Packets are sent by "near" and arrive at "far".
+// cable is a veth pair. A generator sends packets on its interface near, and they arrive at far.
 type cable struct {
 	t         testing.TB
 	near, far *testhost.Namespace
@@ -98,7 +98,7 @@ func (c *cable) capture(ns *testhost.Namespace, name string) (fd int) {
 	c.t.Helper()
 	index, _ := c.describe(ns, name)
 	c.must(ns.Do(func() (err error) {
-		all := int(uint16(unix.ETH_P_ALL)<<8 | uint16(unix.ETH_P_ALL)>>8)
+		const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
 			return err
 		}
@@ -106,7 +106,7 @@ func (c *cable) capture(ns *testhost.Namespace, name string) (fd int) {
 		return errors.Join(
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<24),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}),
-			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: uint16(all), Ifindex: index}),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index}),
 		)
 	}))
 	return fd
@@ -153,7 +153,7 @@ func (c *cable) config(kind Kind, destination netip.AddrPort) Config {
 // of packets is as requested. This holds for sent and for received packets.
 func TestPackets(t *testing.T) {
 	c := newCable(t)
-	const flows, count = 100, 500 // the kernel reuses the pages of frames
+	const flows, count = 100, 500 // more packets than a batch, so the kernel reuses their pages
 	for _, kind := range []Kind{SYN, ACK, UDP} {
 		for _, destination := range []netip.AddrPort{target6, target4} {
 			for _, receive := range []bool{false, true} {

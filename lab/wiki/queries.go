@@ -48,7 +48,7 @@ func (w *Wiki) WriteQueries(out io.Writer, q Queries) error {
 		return err
 	}
 	defer arrivals.Close()
-	r := (&Wiki{seed: q.Seed}).random(streamQueries)
+	r := (&Wiki{seed: q.Seed}).random(streamQueries) // depends on q.Seed, and not on the wiki's seed
 	b := bufio.NewWriter(out)
 	fmt.Fprintln(b, "time\tquery")
 	for {

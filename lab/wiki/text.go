@@ -67,7 +67,7 @@ func (a *author) words(n int) string {
 	return strings.Join(words, " ")
 }
 
-// sentence returns a sentence of which one word in twenty is a link, on average.
+// sentence returns a sentence. Half of the sentences have a link.
 func (a *author) sentence() string {
 	text := capital(a.words(4 + a.r.IntN(12)))
 	switch a.r.IntN(6) {
@@ -114,7 +114,6 @@ func (a *author) section() {
 	}
 }
 
-// table writes a table of random size.
 func (a *author) table() {
 	columns := 2 + a.r.IntN(4)
 	a.WriteString("{| class=\"wikitable\"\n")

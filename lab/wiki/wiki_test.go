@@ -97,7 +97,7 @@ func TestDump(t *testing.T) {
 	}
 }
 
-// TestSeeds generates the same wiki twice, and others with another seed or number of pages.
+// TestSeeds generates the same wiki twice, and another one with another seed.
 func TestSeeds(t *testing.T) {
 	first := dump(t, wiki.New(50, 7))
 	if !bytes.Equal(first, dump(t, wiki.New(50, 7))) {

@@ -23,9 +23,9 @@ import (
 
 // The outcomes of open connections when servers are removed and their balancer changes.
 const (
-	// ServerRemoved: the connection's server was removed, so the connection had to break.
+	// ServerRemoved means that the connection's server was removed, so the connection had to break.
 	ServerRemoved = "server removed"
-	// Broken: the connection's server is still there, but does not answer on the connection.
+	// Broken means that the connection's server is still there, but does not answer.
 	Broken = "broken"
 )
 
@@ -75,7 +75,6 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 	return run, nil
 }
 
-// service returns the service of the run's case.
 func (p planned) service() lab.Service {
 	services := p.topology(notBuilt).Services
 	i := slices.IndexFunc(services, func(s lab.Service) bool { return s.Name == p.Case.Name })
@@ -182,7 +181,8 @@ func (b *rig) restore(ctx context.Context) error {
 	return b.lab.SetNextHops(all...)
 }
 
-// reconfigure gives each balancer the configuration with which the lab was built, after a change.
+// reconfigure gives each balancer the configuration with which the lab was built, as changed by
+// change.
 func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) error {
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer {

@@ -184,11 +184,12 @@ func simulated(s *Summary) *Response { return s.Simulated }
 func bounded(s *Summary) *Response   { return s.Bound }
 func modelled(s *Summary) *Response  { return s.Model }
 
-// time returns a function that reads the claim's quantity, which is a time, from one of the
-// responses of a summary. The function returns NaN if the summary does not have that response.
-func (c *Claim) time(of func(*Summary) *Response) func(*Summary) float64 {
+// time returns a function that reads the claim's quantity, which is a time, from a summary.
+// response selects one of the summary's responses, such as the simulated one. The function returns
+// NaN if the summary does not have that response.
+func (c *Claim) time(response func(*Summary) *Response) func(*Summary) float64 {
 	return func(s *Summary) float64 {
-		if r := of(s); r != nil {
+		if r := response(s); r != nil {
 			return timesOf[c.Quantity](r)
 		}
 		return math.NaN()
@@ -210,22 +211,24 @@ func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
 	return &largest
 }
 
-// value returns the left side of the condition at a point. read takes the quantity from a case's
-// summary. The result is NaN if a value does not exist.
+// value returns the left side of the condition at a point: the quantity of Of, divided by that of
+// Over if there is one. read takes the quantity from a case's summary. The result is NaN if a value
+// does not exist.
 func (c *Claim) value(r *Results, point float64, read func(*Summary) float64) float64 {
-	of := func(name string, point float64, read func(*Summary) float64) float64 {
+	quantity := func(name string, point float64, read func(*Summary) float64) float64 {
 		if s := r.Summarise(name, point); s != nil {
 			return read(s)
 		}
 		return math.NaN()
 	}
+	own := quantity(c.Of, point, read)
 	switch c.Over {
 	case "":
-		return of(c.Of, point, read)
+		return own
 	case overSimulation:
-		return of(c.Of, point, read) / of(c.Of, point, c.time(simulated))
+		return own / quantity(c.Of, point, c.time(simulated))
 	case overOmniscient:
-		return of(c.Of, point, read) / of(c.Of, point, c.time(bounded))
+		return own / quantity(c.Of, point, c.time(bounded))
 	}
-	return of(c.Of, point, read) / of(c.Over, cmp.Or(c.OverAt, point), read)
+	return own / quantity(c.Over, cmp.Or(c.OverAt, point), read)
 }

@@ -21,9 +21,9 @@ func (s settings) schedule(server string) application.Schedule {
 	return schedule
 }
 
-// sendBesides sends requests from the client, while co-located work takes its shares of the
+// sendWithColocated sends requests from the client, while co-located work takes its shares of the
 // servers' cores. At the end, it stops the co-located work.
-func (b *rig) sendBesides(
+func (b *rig) sendWithColocated(
 	ctx context.Context, config httpload.Config, s settings,
 ) (report *httpload.Report, err error) {
 	for _, name := range s.serverNames() {

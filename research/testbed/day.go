@@ -29,7 +29,7 @@ const (
 	warmUpCPUs = 0.25
 )
 
-// warmUpPace returns the rate of the requests to each server.
+// warmUpPace returns the rate of the warm-up's requests to each server, per second.
 func (s settings) warmUpPace() float64 {
 	least := s.capacityOf(serverName(1))
 	for _, name := range s.serverNames() {
@@ -77,7 +77,6 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	return group.Wait()
 }
 
-// writeDay writes the requests of a day.
 func (p planned) writeDay(path string) error {
 	return writeTrace(path, func(out io.Writer) error {
 		return p.topology(notBuilt).Wiki().WriteQueries(out, wiki.Queries{
@@ -90,7 +89,6 @@ func (p planned) writeDay(path string) error {
 	})
 }
 
-// writeTrace creates a file of requests.
 func writeTrace(path string, write func(io.Writer) error) error {
 	file, err := os.Create(path)
 	if err != nil {

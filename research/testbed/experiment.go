@@ -301,14 +301,17 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 			errs.Addf(path, format, args...)
 		}
 	}
-	own, known := axisOf[e.Kind] // own is empty if the kind has no axis of its own
+	ownAxis, known := axisOf[e.Kind]
 	require(e.Title != "", "title", "required")
 	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least, infer or hlb")
 	require(known, "kind", "must be load, change, hold, day or forward")
 	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
 		"deviation, speed, removed, connections, rate, flows, ratio or round-trip")
-	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
-	require(own != "" || !e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
+	if ownAxis != "" {
+		require(e.Axis == ownAxis, "axis", "must be %s for the kind %s", ownAxis, e.Kind)
+	} else {
+		require(!e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
+	}
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
 	require(e.Static >= 0 && e.Static <= 1, "static", "must be from 0 to 1")
 	require(e.Kind == KindDay || e.Static == 0, "static", "is only for the kind day")
@@ -354,7 +357,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	if len(errs) > 0 {
 		return errs
 	}
-	return e.refusedByLab()
+	return e.topologyProblem()
 }
 
 // layoutProblems checks that each point of AxisRatio has its servers.
@@ -450,7 +453,8 @@ func (a AxisKind) ofOneKind() bool {
 // inRealTime tells whether the experiment cannot run faster than real time.
 func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 
-// emulatedProblems refuses settings of the servers that runs of the kind do not have.
+// emulatedProblems calls fail for each setting of the emulated servers that is wrong or does not
+// fit the kind of the experiment.
 func emulatedProblems(kind Kind, all lab.EmulatedServers, fail func(name, problem string)) {
 	check := func(path string, s lab.EmulatedServer) {
 		if s.Demand != "" || s.DemandTable != "" {
@@ -504,9 +508,9 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	}
 }
 
-// refusedByLab returns the lab's first error about the topology of a point, first at the short size
-// and then at the full one. It returns nil if the lab accepts all topologies.
-func (e *Experiment) refusedByLab() (errs fieldpath.Errors) {
+// topologyProblem returns the lab's first error about the topology of a point, first at the short
+// size and then at the full one. It returns nil if the lab accepts all topologies.
+func (e *Experiment) topologyProblem() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {

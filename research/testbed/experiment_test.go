@@ -43,6 +43,7 @@ func TestExperimentsAreValid(t *testing.T) {
 	}
 }
 
+// Each text has a mistake. The error must contain the text that belongs to it.
 func TestBadExperiments(t *testing.T) {
 	good := "title: t\npoints: [0.5]\ncases: [{name: sc, placement: hash}]\n"
 	one := "title: t\npoints: [0.5]\ncases: "
@@ -168,7 +169,8 @@ func TestLoadNamesTheExperiments(t *testing.T) {
 	}
 }
 
-// The rate of requests makes the load with the servers of the file, whatever their speeds are.
+// With the servers of the file, the rate of requests causes the load of the file, whatever the
+// servers' speeds are.
 func TestRate(t *testing.T) {
 	e, err := Parse("x", []byte(`
 title: t
@@ -191,7 +193,8 @@ cases: [{name: sc, placement: hash}]
 	}
 }
 
-// At a point of the axis deviation, the work has that deviation and the median of before.
+// At a point of the axis deviation, the work has this deviation, and the same median as the
+// experiment's own distribution.
 func TestDeviationKeepsTheMedian(t *testing.T) {
 	e, err := Parse("x", []byte("title: t\naxis: deviation\npoints: [0.3]\ncases: [{name: sc, placement: hash}]\n"))
 	testhost.Must(t, err)

@@ -61,7 +61,6 @@ func (b *rig) startFeedback(ctx context.Context, end context.CancelCauseFunc, p 
 	return f
 }
 
-// stop ends the feedback.
 func (f *feedback) stop() error {
 	if f == nil {
 		return nil

@@ -23,8 +23,7 @@ type files struct {
 	closers            []func() error
 }
 
-// createFiles creates the files. It creates the file of the arrivals only if the generator records
-// them.
+// createFiles creates the file of the requests and, if records is true, that of the arrivals.
 func createFiles(folder string, records bool) (f *files, err error) {
 	f = &files{}
 	defer func() {

@@ -19,7 +19,8 @@ import (
 // median of the measurements, because other programs on the machine lengthen some of them.
 func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
 	plan := s.plan()
-	if !slices.ContainsFunc(plan, func(p planned) bool { return !st.has(p) }) {
+	isMissing := func(p planned) bool { return !st.has(p) }
+	if !slices.ContainsFunc(plan, isMissing) {
 		return nil
 	}
 	o := bench.DefaultPacketOptions()

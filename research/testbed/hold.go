@@ -8,7 +8,7 @@ import (
 )
 
 // hold opens connections that stay open, as those of clients that seldom send a request, and counts
-// how many each server has. A request at the end of the run finds out whether all connections are
+// how many each server has. At the end of the run, a request on each connection shows whether it is
 // still open.
 func (b *rig) hold(ctx context.Context, p planned) (*Run, error) {
 	if err := b.awaitIdle(ctx); err != nil {

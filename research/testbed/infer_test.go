@@ -116,7 +116,7 @@ cases: [{name: sc, placement: sed, weighted: true}]
 	tally := p.newTally()
 	testhost.Must(t, tally.read(path))
 	var r Response
-	tally.shareOut(&r)
+	tally.setLarge(&r)
 	want := Response{Large: 2. / 3, LargeOver: []float64{0.5, 0, 1}}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

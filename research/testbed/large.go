@@ -86,8 +86,8 @@ func (t *tally) add(sent float64, server string) {
 	}
 }
 
-// shareOut sets Response.Large and Response.LargeOver. A nil tally leaves them as they are.
-func (t *tally) shareOut(r *Response) {
+// setLarge sets Response.Large and Response.LargeOver. A nil tally leaves them as they are.
+func (t *tally) setLarge(r *Response) {
 	if t == nil {
 		return
 	}

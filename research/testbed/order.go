@@ -15,19 +15,18 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Step compares two neighbours in the order of the cases at a point. The case with the shortest
-// mean response time is first in this order.
+// Step compares two cases that follow each other in the order of the cases at a point. The case
+// with the shortest mean response time is first in this order.
 type Step struct {
 	Better, Worse string
-	// Less is by how much the mean of Better is below that of Worse, as a share of the latter. It
-	// is the mean over the seeds, each of which has the same requests for both. Half is half of the
-	// 95% confidence interval of Less (Student), and NaN for a single seed.
+	// Less is the mean, over the seeds, of 1 - b/w. Here b and w are the means of Better and Worse,
+	// which have the same requests for each seed. Half is half of the 95% confidence interval of
+	// Less (Student), and NaN for a single seed.
 	Less, Half float64
 	// Confidence is the probability that Better is better, by Student's distribution: 0 to 1. It is
 	// NaN for a single seed, and if Less is the same for all seeds.
 	Confidence float64
-	// Simulated is Less in the simulator, for the same requests. It is NaN if the simulator does
-	// not have both cases.
+	// Simulated is Less in the simulator. It is NaN if the simulator does not have both cases.
 	Simulated float64
 }
 
@@ -82,25 +81,25 @@ func (r *Results) step(better, worse string, point float64) Step {
 	}
 }
 
-// reductions returns by how much the mean of the case one is below that of the case other, as a
-// share of the latter. It returns a value for each seed for which both cases have the response that
-// of selects: the measured or the simulated one.
+// reductions returns, for each seed, the share by which the mean of the case better is below that
+// of the case worse. response selects the measured or the simulated response of a run. Seeds for
+// which a case lacks this response are left out.
 func (r *Results) reductions(
-	one, other string, point float64, of func(*Run) *Response,
+	better, worse string, point float64, response func(*Run) *Response,
 ) (all []float64) {
-	others := map[uint64]*Response{}
+	ofWorse := map[uint64]*Response{} // by seed
 	for i := range r.Runs {
-		if run := &r.Runs[i]; run.Case == other && run.Point == point {
-			others[run.Seed] = of(run)
+		if run := &r.Runs[i]; run.Case == worse && run.Point == point {
+			ofWorse[run.Seed] = response(run)
 		}
 	}
 	for i := range r.Runs {
 		run := &r.Runs[i]
-		if run.Case != one || run.Point != point {
+		if run.Case != better || run.Point != point {
 			continue
 		}
-		if a, b := of(run), others[run.Seed]; a != nil && b != nil {
-			all = append(all, 1-a.Mean/b.Mean)
+		if b, w := response(run), ofWorse[run.Seed]; b != nil && w != nil {
+			all = append(all, 1-b.Mean/w.Mean)
 		}
 	}
 	return all

@@ -47,7 +47,7 @@ func authorsTrace(t *testing.T, n int) string {
 }
 
 // TestReplay checks that each seed has a part of the trace, at the experiment's rate and with its
-// mean work, and that proportions are those of the trace.
+// mean work. Gaps and works must have the same proportions as in the trace.
 func TestReplay(t *testing.T) {
 	s, err := parse(t, replaying).with(Options{}).replayed(authorsTrace(t, 200))
 	testhost.Must(t, err)
@@ -86,8 +86,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestReplayWithoutWork draws the work of requests whose trace does not tell it, such as pages. It is
-// not the same for all requests, and has the mean of the experiment.
+// TestReplayWithoutWork checks that the work is drawn if the trace does not have it, as with pages.
 func TestReplayWithoutWork(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hour20.csv")
 	var text strings.Builder

@@ -19,7 +19,7 @@ type Results struct {
 	// Trace is the SHA-256 digest of the file of the requests, if the experiment replays a trace.
 	Trace string `json:"trace,omitempty"`
 	Kind  Kind   `json:"kind"`
-	// Axis is what the points of the experiment differ in.
+	// Axis is the quantity in which the points of the experiment differ.
 	Axis  Axis     `json:"axis"`
 	Cases []string `json:"cases"`
 	// Points are the values on the axis, in ascending order.
@@ -67,10 +67,10 @@ type Claim struct {
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Holds string `json:"holds,omitempty" yaml:"-"`
 	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
-	// whether the measured one meets it. They are absent while runs are missing. Simulated is also
-	// absent for quantities that are no times, for cases that the simulator does not have, and if
-	// Over is simulation. Model is also absent for quantities other than the mean, and for cases
-	// that the model does not have.
+	// whether the measured value meets the condition. They are absent while runs are missing.
+	// Simulated is also absent for quantities that are not times, for cases that the simulator does
+	// not have, and if Over is simulation. Model is also absent for quantities other than the mean,
+	// and for cases that the model does not have.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
 	Model     *float64 `json:"model,omitempty" yaml:"-"`
@@ -97,9 +97,9 @@ type Run struct {
 	Seed  uint64  `json:"seed"`
 	// Folder has the files of the run, relative to the directory of results. It is empty unless the
 	// experiment is of KindLoad or KindDay. The files are:
-	// arrivals.tsv, the arrivals and their work, as a trace for segue-lab sim;
-	// requests.csv.gz, a line for each request (time, query, server, outcome, latency, exchange);
-	// loads.csv, the busy workers of each server over time.
+	//   - arrivals.tsv, the arrivals and their work, as a trace for segue-lab sim
+	//   - requests.csv.gz, a line for each request (time, query, server, outcome, latency, exchange)
+	//   - loads.csv, the busy workers of each server over time
 	Folder string `json:"folder"`
 
 	// Load is the share of all processors that the requests use, 0 to 1 and more. It is 0 unless
@@ -122,9 +122,9 @@ type Run struct {
 	// the means of several simulations, in which flows have other hashes. It is nil for cases that
 	// the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
-	// Bound are the response times in the simulator of an omniscient balancer, which knows the
-	// requests on all servers, for the same arrivals and the same work. It is nil unless the
-	// experiment is of KindLoad.
+	// Bound are the simulated response times with an omniscient balancer, which knows the requests
+	// on all servers, for the same arrivals and the same work. It is nil unless the experiment is
+	// of KindLoad.
 	Bound *Response `json:"bound,omitempty"`
 	// Model is the result of queueing theory for this load, in the long run. It has only the mean.
 	// It is nil for cases without a model.

@@ -21,8 +21,8 @@ const (
 	// would soon use a port again, while a flow table still has the earlier connection of that
 	// port.
 	clientAddresses = 254
-	// timeout is how long the generator waits for a response, by the clock. It is longer than a
-	// request ever waits in a queue, so that all failures are those of servers.
+	// timeout is how long the generator waits for a response, by the clock. No request waits that
+	// long in a queue. So all failures are those of servers.
 	timeout        = 2 * time.Minute
 	connectTimeout = 30 * time.Second
 	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab
@@ -75,7 +75,7 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 	if err := shares.read(filepath.Join(folder, requestsFile)); err != nil {
 		return nil, err
 	}
-	shares.shareOut(&run.Measured)
+	shares.setLarge(&run.Measured)
 	if p.Static > 0 {
 		if run.Types, err = readTypes(filepath.Join(folder, requestsFile)); err != nil {
 			return nil, err
@@ -130,11 +130,10 @@ func (b *rig) generate(ctx context.Context, p planned, folder string) (*httpload
 		return nil, err
 	}
 	config.Record, config.Log, config.Scale = files.arrivals, files.requests, p.Speed
-	report, err := b.sendBesides(ctx, config, p.settings)
+	report, err := b.sendWithColocated(ctx, config, p.settings)
 	return report, errors.Join(err, files.close())
 }
 
-// send sends requests from the client.
 func (b *rig) send(ctx context.Context, config httpload.Config) (report *httpload.Report, err error) {
 	err = b.lab.Node("client").Do(func() (err error) {
 		report, err = httpload.Run(ctx, config)
@@ -147,8 +146,8 @@ func (b *rig) send(ctx context.Context, config httpload.Config) (report *httploa
 // generator draws them and records them.
 func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != nil }
 
-// traffic returns the configuration of the load generator, whose times are those of the clock. The
-// folder has the arrivals if the run plays a trace.
+// traffic returns the configuration of the load generator, with times by the clock. The folder has
+// the arrivals if the run plays a trace.
 func (p planned) traffic(ctx context.Context, folder string) (httpload.Config, error) {
 	config := httpload.Config{
 		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,
@@ -160,7 +159,7 @@ func (p planned) traffic(ctx context.Context, folder string) (httpload.Config, e
 		config.Arrivals = sim.Poisson{Rate: p.rate() * p.Speed}
 		config.Requests, config.Demand = uint64(p.Connections), p.work()
 	}
-	var address netip.Addr // of a target, which has the IP version that the clients need
+	var address netip.Addr // of a target; it determines the IP version of the clients
 	for _, url := range p.urls(p.Case) {
 		target, err := httpload.ParseTarget(ctx, url)
 		if err != nil {

@@ -203,7 +203,7 @@ type rig struct {
 	reading   sync.Mutex      // held while the sources are read
 }
 
-// labKind is what distinguishes labs. Runs with the same kind can share a lab.
+// labKind has the properties by which labs differ. Runs with the same labKind can share a lab.
 type labKind struct {
 	servers, balancers, buckets int
 	speed, capacity             float64
@@ -242,7 +242,6 @@ func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
 	return nil
 }
 
-// make makes a run.
 func (b *rig) make(ctx context.Context, p planned, st *store) (*Run, error) {
 	switch p.Kind {
 	case KindChange:

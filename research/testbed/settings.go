@@ -19,12 +19,12 @@ import (
 // settings is an experiment at one of its two sizes, with the values of one point.
 type settings struct {
 	Experiment
-	present   int        // servers of the lab; the rate of the requests follows from Servers instead
+	present   int        // servers of the lab; see rate for Servers
 	deviation float64    // of the work in seconds; 0: the work is as in the file
 	removed   int        // servers to remove
-	perSecond float64    // requests per second in the mean of a day
-	meanTrip  float64    // mean round trip in seconds, on AxisRoundTrip
-	recorded  *recording // the requests of the trace, with a Replay
+	perSecond float64    // mean requests per second over the day; for KindDay
+	meanTrip  float64    // mean round trip in seconds; for AxisRoundTrip
+	recorded  *recording // the requests of the trace; for a Replay
 }
 
 // settings returns the experiment at one of its two sizes.
@@ -98,7 +98,7 @@ func (s settings) actualLoad() float64 {
 	return s.rate() * work.Mean() / s.capacity(s.present)
 }
 
-// capacity returns the work that a number of servers do in an emulated second.
+// capacity returns the work that a number of servers, from s1 on, do in an emulated second.
 func (s settings) capacity(servers int) (sum float64) {
 	for i := 1; i <= servers; i++ {
 		sum += s.capacityOf(serverName(i))
@@ -141,7 +141,8 @@ func (s settings) baseWork() *sim.Distribution {
 	return &work
 }
 
-// work returns the distribution of the work.
+// work returns the distribution of the work: that of the file or, at a point of AxisDeviation, a
+// lognormal one with the same median.
 func (s settings) work() *sim.Distribution {
 	if s.deviation == 0 {
 		return s.baseWork()
@@ -264,8 +265,8 @@ func (c Case) accept(s settings) desired.Accept {
 	return a
 }
 
-// infer returns the inference of the case, with times by the clock. Times that cannot be
-// configured, such as that between two samples, stay the same at all speeds.
+// infer returns the section infer of the case's service, with times by the clock. Times that cannot
+// be configured, such as that between two samples, stay the same at all speeds.
 func (c Case) infer(s settings) *desired.Infer {
 	if !c.Placement.Infers() {
 		return c.Infer
@@ -307,8 +308,8 @@ func vip(i int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// urls returns the URLs of one of s.Cases: that of its VIP. Of a direct case, also of one that is not
-// in s.Cases, it returns those of all servers.
+// urls returns the URLs to which a case sends its requests: those of all servers for a direct case,
+// and otherwise that of the case's VIP. A case that is not direct must be one of s.Cases.
 func (s settings) urls(c Case) (urls []string) {
 	path := "/?work={demand}"
 	if s.playsTrace() {

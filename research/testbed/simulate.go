@@ -51,8 +51,8 @@ func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) 
 	return r, nil
 }
 
-// replay replays arrivals in the simulator with a placement, several times (simulations). The times
-// that it returns are those of all replays together.
+// replay replays arrivals in the simulator with a placement, several times (simulations). The
+// result sums up all replays.
 func (p planned) replay(
 	ctx context.Context, arrivals string, spec placement.Spec,
 ) (*Response, error) {
@@ -87,12 +87,12 @@ func (p planned) replay(
 		r.Distribution = append(r.Distribution,
 			DistributionPoint{result.Response.Quantile(share), share})
 	}
-	shares.shareOut(r)
+	shares.setLarge(r)
 	return r, nil
 }
 
-// network returns the delays of the simulated network: the whole round trip of a client is on the
-// way of the replies.
+// network returns the delays of the simulated network. Requests have none. Replies have the whole
+// round trip of their client.
 func (p planned) network() (n sim.Network) {
 	if trip := p.roundTrip(); trip != nil {
 		n.ServerClient = *trip
@@ -172,16 +172,16 @@ func (p planned) spec() placement.Spec {
 // samplePeriod is the time by the clock between two samples of the counters in a balancer.
 const samplePeriod = 20 * time.Millisecond
 
-// inferring returns the simulator's placement for a case that infers, or nil if the simulator has
-// none. In the simulator, balancers know the capacities if and only if the method needs them. In
-// the lab, balancers know them if and only if the case is weighted. The simulator has the case only
-// if both agree, and if the balancers compare all servers and do not poll.
+// inferring returns the simulator's placement for a case that infers. Simulated balancers know the
+// servers' capacities if the method needs them. In the lab, balancers know them if the case is
+// weighted. The result is nil if these two differ, if the balancers poll, or if they do not compare
+// all servers.
 func (p planned) inferring() placement.Spec {
 	kind := p.Case.estimator()
-	knows := kind == infer.SED || kind == infer.TerritoryConfigured
+	needsCapacities := kind == infer.SED || kind == infer.TerritoryConfigured
 	i := p.Case.infer(p.settings)
 	comparesAll := i.Among == "" || i.Among == desired.AmongAll
-	if knows != p.Case.Weighted || !comparesAll || kind.IsPolled() {
+	if needsCapacities != p.Case.Weighted || !comparesAll || kind.IsPolled() {
 		return nil
 	}
 	emulated := func(byTheClock time.Duration) time.Duration {
@@ -207,7 +207,7 @@ func (c Case) estimator() infer.Kind {
 	return cmp.Or(infer.Kind(c.Infer.Estimator), infer.TerritoryLearned)
 }
 
-// What balancers do with load reports.
+// Constants of the data path for balancers with load reports.
 const (
 	// reportAge is the time by the clock in which the weight of a report falls to 1/e.
 	reportAge = 200 * time.Millisecond

@@ -105,7 +105,7 @@ func newResults(s settings, text []byte, full bool) Results {
 }
 
 // mayContinue returns an error if new runs of r must not be added to earlier results. An experiment
-// may continue with more seeds than before, and not with fewer.
+// may continue with more seeds than before, but not with fewer.
 func (r *Results) mayContinue(earlier *Results) error {
 	differ := func(what string, here, now any) error {
 		return fmt.Errorf("has results with another %s: %v, and not %v", what, here, now)
@@ -169,15 +169,14 @@ func (s *store) add(run *Run) error {
 // finish writes the results when the last run has ended. If all runs were there before, the file
 // stays as it is.
 func (s *store) finish() error {
-	if !s.changed { // the caller gets judged claims, too
-		s.judge()
+	if !s.changed {
+		s.judge() // for the caller, who gets s.results
 		return nil
 	}
 	s.results.Environment.Finished = time.Now().UTC().Truncate(time.Second)
 	return s.write()
 }
 
-// judge compares the results with the claims.
 func (s *store) judge() {
 	for i := range s.results.Claims {
 		s.results.Claims[i].judge(&s.results)
