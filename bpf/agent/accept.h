@@ -119,11 +119,12 @@ static __always_inline void record_load(bool known, const struct load *load)
 	record.capacity = load->capacity;
 }
 
-/* Applies the policy. Sets `own` to this server's load, if the policy asks for it and it is known.
- * Not inlined, because of the size of its stack. */
-static __noinline enum offer decide_offer(struct acceptance *acceptance,
-					  const struct service_key *key,
-					  const struct backlog *backlog, struct known_load *own)
+/* Applies the policy. Sets `own` to this server's load if the policy asks for the load, and the load
+ * is known. */
+static __always_inline enum offer decide_offer(struct acceptance *acceptance,
+					       const struct service_key *key,
+					       const struct backlog *backlog,
+					       struct known_load *own)
 {
 	struct load load = {};
 	bool known, accepted;

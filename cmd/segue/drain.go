@@ -451,8 +451,8 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			}
 			isTimeToSay := d.stays.sure || drainedFor >= client.patience
 			if *last > 0 && isTimeToSay && d.stays.why != said {
-				fmt.Fprintln(out, d.stays.why+orLimit(ctx))
 				said = d.stays.why
+				d.stays.print(ctx, out)
 			}
 		}
 		select {
@@ -460,6 +460,13 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 		case <-ctx.Done():
 			return d.endedEarly(ctx, ctx.Err(), name, last)
 		}
+	}
+}
+
+// print prints why a wait may not end. It prints nothing if the wait will end.
+func (s stay) print(ctx context.Context, out io.Writer) {
+	if s.why != "" {
+		fmt.Fprintln(out, s.why+orLimit(ctx))
 	}
 }
 

@@ -168,6 +168,10 @@ func TestDrainThatEnds(t *testing.T) {
 		if isEnding := s == (stay{}); isEnding != takes {
 			t.Errorf("others take flows %v: %+v", takes, s)
 		}
+		var out bytes.Buffer
+		if s.print(t.Context(), &out); (out.Len() == 0) != takes {
+			t.Errorf("others take flows %v: drain prints %q", takes, &out)
+		}
 	}
 }
 

@@ -116,10 +116,10 @@ func (j *joinedTrace) follow() {
 
 // passesOn tells whether the packet continues to the next segment after a server that it reaches.
 // If it does not continue, passesOn notes where it ends. If the server hands a connection back,
-// back is the candidate that gets it.
+// back is the candidate that gets it. back is nil if the loads that were told name none.
 func (j *joinedTrace) passesOn(a, back *askedAgent) bool {
 	switch {
-	case a.Packet == nil:
+	case a.Packet == nil || a.Packet.Offer == returned && back == nil:
 		return false // the end is unknown
 	case a.Packet.Offer == returned:
 		back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
