@@ -215,7 +215,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 		refill(t, k)
 		s.do(func() error {
 			for range 5 {
-				now := sides[random.IntN(2)][random.IntN(7)]
+				now := sides[random.IntN(2)][random.IntN(len(sides[0]))]
 				state := []string{"", "wait", "direct", "ending", "closing"}[random.IntN(5)]
 				e := handshakeEvents()[random.IntN(len(handshakeEvents()))]
 				randomLoad(t, k, random, now.vip)

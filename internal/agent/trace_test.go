@@ -72,7 +72,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 		s.do(func() error {
 			for range 30 {
-				now := sides[random.IntN(2)][random.IntN(7)]
+				now := sides[random.IntN(2)][random.IntN(len(sides[0]))]
 				state := []string{"", "wait", "direct", "ending", "closing", "closed"}[random.IntN(6)]
 				e := handshakeEvents()[random.IntN(len(handshakeEvents()))]
 				if e.returns {
