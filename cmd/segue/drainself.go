@@ -38,9 +38,6 @@ func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 
 // drainBalancer is drainSelf with a client.
 func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
-	if o.dryRun {
-		return describeSelf(ctx, out, client)
-	}
 	before, err := client.Self(ctx)
 	if err != nil {
 		return err
@@ -50,6 +47,9 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if before.BGP == nil && o.untilRestart {
 		_, err := fmt.Fprintln(out, "the balancer does not announce its VIPs: there is nothing to withdraw")
 		return err
+	}
+	if o.dryRun {
+		return describeSelf(out, before)
 	}
 	drain := api.SelfChange{Self: api.Self{Drained: true}, UntilRestart: o.untilRestart}
 	state, err := client.ChangeSelf(ctx, drain)
@@ -69,19 +69,16 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 }
 
 // describeSelf prints what a drain would do. It returns an error if the balancer has no BGP.
-func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
-	state, err := client.Self(ctx)
-	switch {
-	case err != nil:
-		return err
-	case state.BGP == nil:
+func describeSelf(out io.Writer, state *api.SelfState) error {
+	if state.BGP == nil {
 		return errors.New("the balancer does not announce its VIPs, so it cannot be drained")
-	case state.Drained:
-		_, err = fmt.Fprintln(out, "the balancer is drained already")
+	}
+	if state.Drained {
+		_, err := fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
 	routes := wording.Count(announcedRoutes(state.BGP), "route")
-	_, err = fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", routes)
+	_, err := fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", routes)
 	return err
 }
 

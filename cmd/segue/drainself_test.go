@@ -160,7 +160,7 @@ func TestDrainSelfAgain(t *testing.T) {
 }
 
 // TestDrainSelfUntilRestart checks that drain passes the flag on. The flag needs --self. With the
-// flag, drain succeeds even without BGP, because segue-drain.service uses it on all hosts.
+// flag, drain and its dry run succeed even without BGP, because segue-drain.service uses it on all hosts.
 func TestDrainSelfUntilRestart(t *testing.T) {
 	for _, untilRestart := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -173,7 +173,10 @@ func TestDrainSelfUntilRestart(t *testing.T) {
 	}
 	const nothing = "the balancer does not announce its VIPs: there is nothing to withdraw\n"
 	synctest.Test(t, func(t *testing.T) {
-		requireDrain(t, &fakeBalancer{}, &drainOptions{untilRestart: true}, nothing, "", 0)
+		for _, dryRun := range []bool{true, false} {
+			o := drainOptions{target: target{dryRun: dryRun}, untilRestart: true}
+			requireDrain(t, &fakeBalancer{}, &o, nothing, "", 0)
+		}
 	})
 	_, err := runSegue(t.Context(), "drain", "web/s1", "--until-restart")
 	if err == nil || err.Error() != "--until-restart: only with --self" {
