@@ -45,7 +45,7 @@ func TestInvert(t *testing.T) {
 
 // TestTransform compares with equation (9) of 6LB as printed, for z = -iθ.
 func TestTransform(t *testing.T) {
-	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
+	eachSteady(t, func(t *testing.T, l float64, c int, s *Steady) {
 		sc := complex(s.Rejected, 0)
 		a, b := 1-complex(l, 0)*(1+sc), 1-complex(l, 0)*sc
 		for _, theta := range []float64{0, 0.1, 1, 7} {
@@ -62,7 +62,7 @@ func TestTransform(t *testing.T) {
 // before it turns to characteristic functions: a flow is the k-th in a queue with probability (s_k
 // - s_(k+1))/λ.
 func TestCDF(t *testing.T) {
-	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
+	eachSteady(t, func(t *testing.T, l float64, c int, s *Steady) {
 		for _, x := range []float64{0.01, 0.3, 1, 4, 10, 40, 200} {
 			want := 0.0
 			for k := 1; k < 3000; k++ {

@@ -34,9 +34,9 @@ func near(t testing.TB, what string, got, want, tolerance float64) {
 	}
 }
 
-// forms calls f with loads and thresholds for which no denominator of the printed closed forms is
+// eachSteady calls f with steady states for which no denominator of the printed closed forms is
 // zero.
-func forms(t *testing.T, f func(t *testing.T, lambda float64, c int, s *Steady)) {
+func eachSteady(t *testing.T, f func(t *testing.T, lambda float64, c int, s *Steady)) {
 	for _, lambda := range []float64{0.05, 0.3, 0.5, 0.71, 0.88, 0.95, 0.99} {
 		for _, c := range []int{1, 2, 4, 5, 8, 16} {
 			s, err := SRc(lambda, 1, c)
@@ -52,7 +52,7 @@ func forms(t *testing.T, f func(t *testing.T, lambda float64, c int, s *Steady))
 // TestPrintedForms compares with equations (3) to (6) and (8), and with the sum of section V-D of
 // 6LB, as printed.
 func TestPrintedForms(t *testing.T) {
-	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
+	eachSteady(t, func(t *testing.T, l float64, c int, s *Steady) {
 		sc, n := s.Rejected, float64(c)
 		d := 1 - l*(1+sc)
 		near(t, "(5)", sc*(1-l*sc), (1-l)*math.Pow(l*(1+sc), n), 1e-9)
@@ -157,7 +157,7 @@ func TestSingleChoice(t *testing.T) {
 // TestTheorem1 checks that SRc is no worse than single choice if the delay is at most the duration
 // of a flow (6LB, section V-C).
 func TestTheorem1(t *testing.T) {
-	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
+	eachSteady(t, func(t *testing.T, l float64, c int, s *Steady) {
 		if got, most := s.MeanResponseWithDelay(1), 1/(1-l); got > most*(1+1e-12) {
 			t.Errorf("E[T] with delay %v, above %v", got, most)
 		}

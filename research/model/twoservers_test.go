@@ -58,7 +58,7 @@ func TestChainIsStationary(t *testing.T) {
 	}
 }
 
-// TestIndependentQueues has rules that ignore the queues. The result is two queues M/M/1/Q,
+// TestIndependentQueues has a rule that ignores the queues. The result is two queues M/M/1/Q,
 // whether the balancer knows the flows or not.
 func TestIndependentQueues(t *testing.T) {
 	for _, observed := range []float64{0, 0.4, 1} {

@@ -358,8 +358,8 @@ func (f *folder) overTime() (section, error) {
 	return s, err
 }
 
-// thinned returns the points of a line over time. Each is the mean of as many values, so that there
-// are at most about 400 points.
+// thinned returns the points of a line over time, about 400 at most. Each is the mean of the same
+// number of values, except perhaps the last.
 func thinned(times, values []float64) (points []chart.Point) {
 	size := 1 + len(times)/400
 	for i := 0; i < len(times); i += size {

@@ -72,7 +72,7 @@ type order struct {
 // row is a line of the table of response times.
 type row struct {
 	Case, Point string
-	First       bool // of its case
+	First       bool // it is the first row of its case
 	Runs        int
 	Times       []value
 	Requests    uint64
@@ -119,8 +119,8 @@ func (f *folder) content() (*content, error) {
 		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
-	first := min(len(c.Disturbances), 3) // as many are always shown
-	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
+	always := min(len(c.Disturbances), 3) // the number that the page always shows
+	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:always], c.Disturbances[always:]
 	c.addClaims()
 	c.Agreement, c.Orders = f.agreement(), f.orders()
 	for i := range c.Rows {

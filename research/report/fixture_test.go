@@ -112,7 +112,7 @@ func (c *cluster) adapt(s int, accepted bool) {
 	c.offered[s], c.taken[s] = 0, 0
 }
 
-// run sends requests at times with works, and samples the loads each 200 ms.
+// run sends the requests at their times, and samples the loads each 200 ms.
 func (c *cluster) run(arrivals []request) {
 	c.requests = arrivals
 	now, sample := 0.0, 0.0
@@ -137,7 +137,7 @@ func (c *cluster) run(arrivals []request) {
 	c.advance(now, math.Inf(1))
 }
 
-// advance serves requests from a time to another.
+// advance serves requests from one time to another.
 func (c *cluster) advance(now, until float64) {
 	for s := range c.work {
 		at := now
@@ -389,8 +389,8 @@ func fixtures(scale float64) map[string]fixture {
 }
 
 // forwarding are results about the CPU time of packets, removal those about connections that a
-// change of servers breaks, and holding those about connections that stay open. They have no files
-// besides.
+// change of servers breaks, and holding those about connections that stay open. Their runs have no
+// files.
 func forwarding() *testbed.Results {
 	r := &testbed.Results{
 		Experiment: "forward", Title: "Forwarding of known flows", Kind: testbed.KindForward, Paper: "6LB, section VI-D, figure 13",

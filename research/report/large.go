@@ -65,7 +65,7 @@ func (f *folder) largeOver(runs []*testbed.Run, from source, u unit) (points []c
 		}
 		points = append(points, chart.Point{
 			X: (float64(i) + 0.5) * testbed.LargeInterval,
-			Y: sum / float64(len(runs)) * u.perSecond,
+			Y: sum / float64(len(runs)) * u.factor,
 		})
 	}
 }

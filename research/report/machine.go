@@ -30,7 +30,7 @@ func (f *folder) disturbances() (all []disturbance) {
 // that of the worst run.
 type machineRow struct {
 	Case, Point           string
-	First                 bool // of its case
+	First                 bool // it is the first row of its case
 	Idle, Generator, Late string
 	Disturbed             bool
 }

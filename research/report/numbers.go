@@ -26,10 +26,10 @@ var measures = []measure{
 	{"p99", "99th percentile", func(r *testbed.Response) float64 { return r.P99 }},
 }
 
-// unit is a unit of time.
+// unit is the unit in which a chart or table shows times or shares.
 type unit struct {
-	Name      string
-	perSecond float64
+	Name   string
+	factor float64 // units in a second, or in a whole
 }
 
 var (
@@ -77,8 +77,8 @@ func estimate(runs []*testbed.Run, from source, m measure, u unit) (sim.Estimate
 	half := 0.0
 	for _, run := range runs {
 		if r := from(run); r != nil && m.of(r) > 0 {
-			values = append(values, m.of(r)*u.perSecond)
-			half = r.Half * u.perSecond
+			values = append(values, m.of(r)*u.factor)
+			half = r.Half * u.factor
 		}
 	}
 	e := sim.EstimateOf(values)

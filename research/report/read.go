@@ -128,8 +128,7 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 	return nil
 }
 
-// checkResponse returns the first value of a response that a report cannot show. A response that is
-// nil is right.
+// checkResponse returns the first value of a response that a report cannot show. It accepts nil.
 func checkResponse(r *testbed.Response) error {
 	if r == nil {
 		return nil

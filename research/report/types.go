@@ -10,7 +10,7 @@ var requestTypes = []string{testbed.TypePage, testbed.TypeStatic}
 // typeRow is a line of the table of the response times of a type of request.
 type typeRow struct {
 	Case, Point, Type string
-	First             bool // of its case
+	First             bool // it is the first row of its case
 	Times             []value
 }
 

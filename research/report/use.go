@@ -15,7 +15,7 @@ import (
 // servers of one capacity, in a case at a point.
 type useRow struct {
 	Case, Point string
-	First       bool // of its case and point
+	First       bool // it is the first row of its case and point
 	Servers     string
 	Share, CPU  string
 	Mean, Busy  string

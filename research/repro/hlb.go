@@ -44,7 +44,8 @@ func hlb2(ctx context.Context, r *run) error {
 		{"half observed", 0.5, [2]float64{2, 1}},
 		{"wrong weights", 1, [2]float64{1, 2}},
 	}
-	var durations [2][3][4]float64 // by method (equation, chain), scenario and rule
+	const equation, chain = 0, 1
+	var durations [2][3][4]float64 // by method (equation or chain), scenario and rule
 	charts := []chart.Chart{
 		{Title: "Queues apart, by the paper's equation"},
 		{Title: "Markov chain of both queues"},
@@ -76,10 +77,10 @@ func hlb2(ctx context.Context, r *run) error {
 		}
 		r.draw(*c)
 	}
-	for _, statement := range hlb2Statements(durations[1]) {
-		r.before(statement.small, statement.large, statement.a, statement.b, "")
+	for _, statement := range hlb2Statements(durations[chain]) {
+		r.smaller(statement.small, statement.large, statement.a, statement.b, "")
 	}
-	byEquation := hlb2Statements(durations[0])
+	byEquation := hlb2Statements(durations[equation])
 	hold := 0
 	for _, statement := range byEquation {
 		if statement.a <= statement.b {

@@ -172,13 +172,13 @@ func (c *contest) best(setting int, without ...string) *sim.Result {
 // without the Oracle and the given rivals.
 func (r *run) fastest(c *contest, setting int, one, where, note string, without ...string) {
 	best := c.best(setting, append(without, one)...)
-	r.before(one, "best of the others"+where, c.mean(setting, one), best.Mean().Value, note)
+	r.smaller(one, "best of the others"+where, c.mean(setting, one), best.Mean().Value, note)
 }
 
 // shorter checks that the mean FCT of one rival in a setting is shorter than that of another, as
 // the paper states.
 func (r *run) shorter(c *contest, setting int, one, other, where string) {
-	r.before(one, other+where, c.mean(setting, one), c.mean(setting, other), "")
+	r.smaller(one, other+where, c.mean(setting, one), c.mean(setting, other), "")
 }
 
 // chart draws a value of all results, with one series for each rival, and one point for each

@@ -100,7 +100,7 @@ func hlb15(ctx context.Context, r *run) error {
 		r.draw(c)
 		correlations = append(correlations, correlation)
 	}
-	r.before("correlation of SED's scores with the truth", "that of HLB's", correlations[0],
+	r.smaller("correlation of SED's scores with the truth", "that of HLB's", correlations[0],
 		correlations[1], "")
 	return nil
 }

@@ -52,11 +52,11 @@ func hlb17(ctx context.Context, r *run) error {
 
 	last := len(intervals) - 1
 	slowdown := func(name string) float64 { return c.mean(last, name) / c.mean(0, name) }
-	r.before("AWCMP every 0.1 s", "every 2 s", c.mean(0, "AWCMP"), c.mean(last, "AWCMP"), "")
-	r.before("slowdown of HLB by 2 s instead of 0.1 s", "AWCMP", slowdown("HLB"),
+	r.smaller("AWCMP every 0.1 s", "every 2 s", c.mean(0, "AWCMP"), c.mean(last, "AWCMP"), "")
+	r.smaller("slowdown of HLB by 2 s instead of 0.1 s", "AWCMP", slowdown("HLB"),
 		slowdown("AWCMP"), "less affected, says the text")
 	const after = 100
-	r.before(fmt.Sprintf("Kalman gain every 2 s, after %d s", after), "every 0.1 s",
+	r.smaller(fmt.Sprintf("Kalman gain every 2 s, after %d s", after), "every 0.1 s",
 		gained[last].after(after), gained[0].after(after),
 		"short intervals have higher gains, says the text; but the gain of the paper's filter "+
 			"falls with every step, and they have more steps")
@@ -175,7 +175,7 @@ func hlb19(ctx context.Context, r *run) error {
 			"the best performance with the smallest table, says the text")
 		slowdown := func(name string) float64 { return c.mean(smallest, name) / c.mean(largest, name) }
 		for _, other := range names[:2] {
-			r.before("slowdown of HLB by 1024 instead of 65536 buckets", other+", "+percent,
+			r.smaller("slowdown of HLB by 1024 instead of 65536 buckets", other+", "+percent,
 				slowdown("HLB"), slowdown(other),
 				"less sensitive to the size of the table, says the text")
 		}
@@ -186,7 +186,7 @@ func hlb19(ctx context.Context, r *run) error {
 		return high.mean(smallest, name) / moderate.mean(smallest, name)
 	}
 	for _, other := range names[:2] {
-		r.before("slowdown of HLB by 90% instead of 70%", other+", 1024 buckets",
+		r.smaller("slowdown of HLB by 90% instead of 70%", other+", 1024 buckets",
 			slowdown("HLB"), slowdown(other), "more robust to changes of the rate, says the text")
 	}
 	return nil

@@ -247,7 +247,7 @@ func hlb23(ctx context.Context, r *run) error {
 	})
 	before, after := weights.mean(change/2, change), weights.mean(seconds-change, seconds)
 	r.fastest(c, 0, "HLB", ", flows from 30 s on", "better than other algorithms, says the text")
-	r.before("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
+	r.smaller("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
 		"HLB adapts its weights, says the text")
 	r.alike("ratio of weights in the last 30 s", after, "the speeds become similar, says the text")
 	r.remark("%s", syntheticDemands)

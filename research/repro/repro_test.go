@@ -176,10 +176,10 @@ func TestCheckJSON(t *testing.T) {
 		}
 		got, err := json.Marshal(check)
 		testhost.Must(t, err)
-		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`; string(
-			got,
-		) != want {
-			t.Errorf("%s, want %s", got, want)
+		text := `{"figure":"f","quantity":"q","paper":` + want +
+			`,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`
+		if string(got) != text {
+			t.Errorf("%s, want %s", got, text)
 		}
 		var back Check
 		if err := json.Unmarshal(got, &back); err != nil || back != check {

@@ -37,8 +37,8 @@ func TestPrintedHistory(t *testing.T) {
 }
 
 // TestReconfigure checks that no connection is lost with histories as deep as the number of
-// changes. It also checks that deeper histories lose fewer connections, and that histories that
-// keep unchanged entries do so, too.
+// changes. It also checks that deeper histories lose no more connections than others, and that
+// histories that keep unchanged entries lose no more than those of algorithm 1.
 func TestReconfigure(t *testing.T) {
 	const changes = 6
 	c, err := reconfigure(t.Context(), 1, 0, 1021, changes, []int{1, 2, changes + 1})

@@ -176,9 +176,8 @@ func TestFromSYN(t *testing.T) {
 		if list[i].name != name+", from the SYN" {
 			t.Errorf("%s is called %q", name, list[i].name)
 		}
-		if count := reflect.ValueOf(list[i].spec).Elem().FieldByName("Count").String(); count != string(
-			placement.CountPlaced,
-		) {
+		count := reflect.ValueOf(list[i].spec).Elem().FieldByName("Count").String()
+		if count != string(placement.CountPlaced) {
 			t.Errorf("%s counts flows when they are %q", name, count)
 		}
 	}

@@ -56,13 +56,13 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 	r.draw(c)
 	r.atMost("largest ratio of steps, two candidates / one", "1.368", largest, stated, "")
 	last := steps[len(sizes)-1]
-	r.before("steps of one table with two candidates", "two tables with one", last[1], 2*last[0],
+	r.smaller("steps of one table with two candidates", "two tables with one", last[1], 2*last[0],
 		"M = 65537")
 	joint, apart, err := independentTablesFail(r.Seed, experiments)
 	if err != nil {
 		return err
 	}
-	r.before("flows that fail at k = 8, one table with two candidates", "two independent tables",
+	r.smaller("flows that fail at k = 8, one table with two candidates", "two independent tables",
 		joint, apart, "N = 1000, M = 65537, as in figure 7")
 	r.remark("A step looks at one bucket of a permutation. The permutations have random offsets " +
 		"and skips.")

@@ -22,6 +22,7 @@ func sectionIID(ctx context.Context, r *run) error {
 	experiments := pick(r, 8, 20)
 	contenders := []contender{singleChoice, sr4, srDynamic}
 	failures := [][]sim.EventKind{nil, {sim.ServerFail}, {sim.ApplicationFail}}
+	const sc = 0                                // the index of single choice in contenders
 	const none, ofHost, ofApplication = 0, 1, 2 // indexes in failures
 	var b batches
 	for _, c := range contenders {
@@ -57,7 +58,7 @@ func sectionIID(ctx context.Context, r *run) error {
 			undisturbed := of(i, none, e)
 			reject := float64(undisturbed.Hops) / float64(undisturbed.Flows())
 			host, application := failed(of(i, ofHost, e)), failed(of(i, ofApplication, e))
-			hostSC, applicationSC := failed(of(0, ofHost, e)), failed(of(0, ofApplication, e))
+			hostSC, applicationSC := failed(of(sc, ofHost, e)), failed(of(sc, ofApplication, e))
 			meanOfHost += 100 * host / float64(experiments)
 			meanOfApplication += 100 * application / float64(experiments)
 			rejected = append(rejected, 100*reject)

@@ -274,7 +274,7 @@ func figure8e(_ context.Context, r *run) error {
 		deviations = append(deviations, deviation(s))
 	}
 	r.draw(c)
-	r.before("largest deviation with SRc", "SC", slices.Max(deviations[1:]), deviations[0], "")
+	r.smaller("largest deviation with SRc", "SC", slices.Max(deviations[1:]), deviations[0], "")
 	return nil
 }
 

@@ -44,7 +44,7 @@ func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy flo
 		name    string
 		results []*sim.Result
 	}{{"SR8", eight}, {"SR16", sixteen}} {
-		r.before("SR4", fmt.Sprintf("%s at ρ = %v", other.name, heavy), four[at].Mean().Value,
+		r.smaller("SR4", fmt.Sprintf("%s at ρ = %v", other.name, heavy), four[at].Mean().Value,
 			other.results[at].Mean().Value, "SR4 has the best response times, says the text")
 		_, worst := largestRatio(other.results, single)
 		r.atMost("largest "+other.name+" / SC at any load", "1", worst.Value,
@@ -151,9 +151,9 @@ func (r *run) lightLoad(results []*sim.Result, rho float64) {
 	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := fmt.Sprintf(" at ρ = %v", rho)
 	r.alike("SR16 / SC"+at, ratio(sixteen, single), "no improvement, says the text")
-	r.before("SR8", "SC"+at, eight.Mean().Value, single.Mean().Value,
+	r.smaller("SR8", "SC"+at, eight.Mean().Value, single.Mean().Value,
 		"a small improvement, says the text")
-	r.before("SR4", "SR8"+at, four.Mean().Value, eight.Mean().Value,
+	r.smaller("SR4", "SR8"+at, four.Mean().Value, eight.Mean().Value,
 		"a substantial improvement, says the text")
 	r.notWorse("SRdyn / SR4"+at, ratio(dynamic, four), "matches SR4, says the text")
 }
@@ -299,10 +299,10 @@ func figure11e(ctx context.Context, r *run) error {
 	for _, rho := range []float64{0.79, 0.89} {
 		at := slices.Index(sixLBLoads, rho)
 		mean := func(i int) float64 { return results[i][at].Mean().Value }
-		r.before("round-robin", fmt.Sprintf("SC at ρ = %v", rho), mean(1), mean(0), "")
-		r.before("SRdyn", fmt.Sprintf("round-robin at ρ = %v", rho), mean(3), mean(1), "")
-		r.before("feedback", fmt.Sprintf("round-robin at ρ = %v", rho), mean(2), mean(1), "")
-		r.before("SRdyn", fmt.Sprintf("feedback at ρ = %v", rho), mean(3), mean(2),
+		r.smaller("round-robin", fmt.Sprintf("SC at ρ = %v", rho), mean(1), mean(0), "")
+		r.smaller("SRdyn", fmt.Sprintf("round-robin at ρ = %v", rho), mean(3), mean(1), "")
+		r.smaller("feedback", fmt.Sprintf("round-robin at ρ = %v", rho), mean(2), mean(1), "")
+		r.smaller("SRdyn", fmt.Sprintf("feedback at ρ = %v", rho), mean(3), mean(2),
 			"the feedback here is exact, has no delay and costs servers nothing; the second "+
 				"chart has older feedback")
 	}
@@ -384,10 +384,10 @@ func figure11f(ctx context.Context, r *run) error {
 		c.Series = append(c.Series, series)
 	}
 	r.draw(c)
-	r.before("round-robin", "SRdyn, constant jobs", mean(2, 0), mean(1, 0), "")
-	r.before("SRdyn", "SC, constant jobs", mean(1, 0), mean(0, 0), "")
-	r.before("SRdyn", "SC, most skewed jobs", mean(1, last), mean(0, last), "")
-	r.before("SRdyn", "round-robin, most skewed jobs", mean(1, last), mean(2, last), "")
+	r.smaller("round-robin", "SRdyn, constant jobs", mean(2, 0), mean(1, 0), "")
+	r.smaller("SRdyn", "SC, constant jobs", mean(1, 0), mean(0, 0), "")
+	r.smaller("SRdyn", "SC, most skewed jobs", mean(1, last), mean(0, last), "")
+	r.smaller("SRdyn", "round-robin, most skewed jobs", mean(1, last), mean(2, last), "")
 	r.remark("The rate is that of ρ = 0.71 for exponential jobs. The median of the jobs is " +
 		"constant, so their mean, and with it the load, grows with their deviation.")
 	return nil

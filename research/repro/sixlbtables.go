@@ -238,12 +238,12 @@ func figure7(ctx context.Context, r *run) error {
 	fewer := make([]float64, mostGone+1) // by k: how many percent fewer flows fail with two choices
 	best := 1                            // the k at which fewer is largest
 	for k := range mostGone + 1 {
-		for candidates := range 2 {
+		for i := range 2 { // with one choice, and with two
 			for _, experiment := range rates {
-				sum[candidates][k] += experiment[candidates][k]
+				sum[i][k] += experiment[i][k]
 			}
-			y := 100 * sum[candidates][k] / float64(experiments)
-			series := &c.Series[candidates]
+			y := 100 * sum[i][k] / float64(experiments)
+			series := &c.Series[i]
 			series.Points = append(series.Points, chart.Point{X: float64(k), Y: y})
 		}
 		if k > 0 {

@@ -173,8 +173,8 @@ func (r *run) dispersed(results []*sim.Result, rho float64) {
 		mean, deviation = max(mean, result.Response.Mean()), max(deviation, result.Response.Deviation())
 	}
 	at := fmt.Sprintf("SC at ρ = %v", rho)
-	r.before("largest mean of the others", at, mean, results[0].Response.Mean(), "")
-	r.before("largest deviation of the others", at, deviation, results[0].Response.Deviation(), "")
+	r.smaller("largest mean of the others", at, mean, results[0].Response.Mean(), "")
+	r.smaller("largest deviation of the others", at, deviation, results[0].Response.Deviation(), "")
 }
 
 // distributions draws the distributions of the contenders' response times at one load, up to the
@@ -255,7 +255,7 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	r.draw(load)
 	r.draw(fairness)
-	r.before("open flows over time with SR4", "SC", means[1][0], means[0][0], "")
+	r.smaller("open flows over time with SR4", "SC", means[1][0], means[0][0], "")
 	r.atLeast("fairness over time with SR4 / SC", "1", means[1][1]/means[0][1], stated,
 		"closer to 1 than with single choice, says the text")
 	return nil

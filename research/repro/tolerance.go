@@ -132,10 +132,10 @@ func (r *run) atLeast(quantity, paper string, measured float64, by allowance, no
 	r.check(quantity, AtLeast, paper, measured, by, note)
 }
 
-// before compares two quantities. The paper states that the first one is smaller, so their ratio
-// must be at most 1.
-func (r *run) before(smaller, larger string, a, b float64, note string) {
-	r.atMost(smaller+" / "+larger, "1", a/b, stated, note)
+// smaller compares two quantities a and b. The paper states that a is smaller, so a/b must be at
+// most 1.
+func (r *run) smaller(nameOfA, nameOfB string, a, b float64, note string) {
+	r.atMost(nameOfA+" / "+nameOfB, "1", a/b, stated, note)
 }
 
 // alike compares a ratio of two quantities that are equal according to the text.

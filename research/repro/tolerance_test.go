@@ -50,7 +50,7 @@ func TestVerdictsOfRules(t *testing.T) {
 		{func(r *run, m float64) { r.about("q", "71", m, digits, "") }, 70.5, 70.49},
 		{func(r *run, m float64) { r.atMost("q", "1", m, stated, "") }, 1 + 1e-8, 1.0001},
 		{func(r *run, m float64) { r.atLeast("q", "1", m, stated, "") }, 1 - 1e-8, 0.9999},
-		{func(r *run, m float64) { r.before("a", "b", m, 1, "") }, 1, 1.001},
+		{func(r *run, m float64) { r.smaller("a", "b", m, 1, "") }, 1, 1.001},
 		{func(r *run, m float64) { r.alike("q", m, "") }, 0.951, 0.949},
 		{func(r *run, m float64) { r.notWorse("q", m, "") }, 0.5, 1.051},
 		{func(r *run, m float64) { r.differ("q", m, "") }, 1.051, 1.049},

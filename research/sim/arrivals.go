@@ -71,8 +71,8 @@ func (p *poisson) Next() (next Arrival, ok bool) {
 
 func (p *poisson) Close() error { return nil }
 
-// thinned takes a Poisson process at the highest rate, and keeps the share of the flows that the
-// curve gives (Lewis and Shedler, 1979).
+// thinned takes a Poisson process at the highest rate, and keeps each flow with the probability
+// Factor/Max of the curve (Lewis and Shedler, 1979).
 type thinned struct {
 	poisson
 	curve Curve

@@ -11,7 +11,7 @@ import (
 type balancer struct {
 	alive     bool
 	weight    float64
-	salt      uint64 // makes the hash of the edge router different for each balancer
+	salt      uint64 // the edge router hashes a flow with it, differently for each balancer
 	view      Balancer
 	placement Placement
 	// The optional interfaces of the placement. Those that it does not have are nil.
@@ -56,11 +56,8 @@ func (b *balancer) begin(m Method) error {
 // ignoresEnds tells whether the end of a flow changes nothing for the balancer.
 func (b *balancer) ignoresEnds() bool { return b.closer == nil && b.entries == nil }
 
-// bucket returns the bucket of a flow: the number of the bucket's entries in use. It scales the
-// upper 32 bits of the flow's hash to the number of buckets.
-func (b *balancer) bucket(key uint64) *uint16 {
-	return &b.entries[key>>32*uint64(len(b.entries))>>32]
-}
+// bucket returns the bucket of a flow: the number of the bucket's entries in use.
+func (b *balancer) bucket(key uint64) *uint16 { return &b.entries[scale(key, len(b.entries))] }
 
 // claim takes an entry of the flow table. It returns false if the flow's bucket has none free.
 func (b *balancer) claim(key uint64) bool {
@@ -101,8 +98,9 @@ func (e *engine) edgeChoice(key uint64) int32 {
 	return choice
 }
 
-// unequalChoice is edgeChoice for balancers of different weights. Each balancer gets an exponential
-// time, divided by its weight. The shortest time wins: so shares are in proportion to the weights.
+// unequalChoice is edgeChoice for balancers of different weights. For each balancer, it draws an
+// exponential time from the flow's hash, and divides it by the weight. The balancer with the
+// shortest time gets the flow. So shares are in proportion to the weights.
 func (e *engine) unequalChoice(key uint64) int32 {
 	best, choice := never, int32(none)
 	for _, i := range e.peers {
@@ -227,7 +225,7 @@ func (e *engine) take(f, s int32) {
 	e.touch(s)
 	e.countTaken(flow, &e.transits[flow.transit].Offer, s)
 	flow.found = uint8(min(e.servers[s].open, math.MaxUint8))
-	e.opened(s, 1)
+	e.changeOpen(s, 1)
 	flow.Server = s
 	n := &e.config.Network
 	if flow.tracked && b.accepter != nil {
@@ -359,7 +357,7 @@ func (e *engine) endIdle(f int32) {
 	flow.phase = ended
 	e.touch(flow.Server)
 	e.servers[flow.Server].idle--
-	e.opened(flow.Server, -1)
+	e.changeOpen(flow.Server, -1)
 	e.tellEnd(f, 0)
 }
 

@@ -88,6 +88,6 @@ func (d *Distribution) Sample(bits uint64) float64 {
 	case pareto:
 		return d.a * math.Pow(unit(bits), d.b)
 	default:
-		return d.observed[bits>>32*uint64(len(d.observed))>>32]
+		return d.observed[scale(bits, len(d.observed))]
 	}
 }

@@ -68,7 +68,7 @@ type engine struct {
 	// needs sizes. They are not in flow, because flow fills its cache line.
 	sizes      map[uint64]float64
 	keys       *Rand
-	shares     []float64 // cumulated shares of the classes
+	shares     []float64 // by class: the sum of the shares up to that class
 	probeDraws *Rand
 	floodDraws *Rand
 

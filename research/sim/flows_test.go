@@ -202,7 +202,7 @@ func TestWrongfulRejections(t *testing.T) {
 	c.Placement = method(func(*sim.Balancer) sim.Placement {
 		return place(func(f *sim.Flow, offer *sim.Offer) {
 			if f.Number < 2 {
-				offer.Set(1) // so that the flow has two
+				offer.Set(1) // so that server 1 has two flows
 			} else {
 				offer.Set(0, 1)
 			}
@@ -221,14 +221,13 @@ func TestSpeedChanges(t *testing.T) {
 			{At: 0.5, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 0.5},
 			{At: 1.75, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 4},
 		}
-		// Half of the work is done by 0.5, the rest by 1.5. With FIFO the second flow begins then,
-		// has 1/8 by 1.75, and ends at 1.75 + 7/32. With sharing, the first flow has all but 1/32
-		// of its work by 1.75.
 		if d == sim.FIFO {
+			// The first flow has half of its work by 0.5, and the rest by 1.5. Then the second
+			// flow begins. It has 1/8 of its work by 1.75, and ends at 1.75 + 7/32.
 			checkFlows(t, c, done(1.5), done(0.5+7./32))
 		} else {
 			// From 1.25 on each flow gets a quarter of a second's work per second. By 1.75 the
-			// first flow is complete: it had 0.875 at 1.25, and 1/8 since then.
+			// first flow is complete: it had 7/8 of its work by 1.25, and got 1/8 since then.
 			checkFlows(t, c, done(1.75), done(0.5+7./32))
 		}
 	}

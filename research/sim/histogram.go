@@ -31,7 +31,7 @@ func (h *Histogram) Add(x float64) {
 	// The exponent and the first bits of the mantissa are the number of the bucket.
 	bucket := int(math.Float64bits(x)>>histogramShift) - histogramOffset
 	bucket = min(max(bucket, 0), histogramBuckets-1)
-	if uint(bucket-h.first) >= uint(len(h.counts)) {
+	if bucket < h.first || bucket >= h.first+len(h.counts) {
 		h.cover(bucket, bucket+1)
 	}
 	h.counts[bucket-h.first]++
@@ -44,8 +44,8 @@ func (h *Histogram) Add(x float64) {
 	h.sumSquares += x * x
 }
 
-// cover ensures that the buckets from the first to before the last exist. It keeps those that exist
-// already, and adds whole powers of two.
+// cover adds buckets such that from to to-1 exist: all buckets of each power of two that is
+// needed. It keeps the buckets that exist already.
 func (h *Histogram) cover(from, to int) {
 	if len(h.counts) > 0 {
 		from, to = min(from, h.first), max(to, h.first+len(h.counts))

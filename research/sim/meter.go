@@ -135,8 +135,8 @@ func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.InstantFairness = i.instant / elapsed
 }
 
-// opened adds by, which is 1 or -1, to the number of a server's open flows.
-func (e *engine) opened(s, by int32) {
+// changeOpen adds by, which is 1 or -1, to the number of a server's open flows.
+func (e *engine) changeOpen(s, by int32) {
 	e.meter.advance(e.now, len(e.live))
 	server := &e.servers[s]
 	before := server.open

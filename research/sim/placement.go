@@ -231,11 +231,10 @@ func (b *Balancer) Now() float64 { return b.e.now }
 // server has failed.
 func (b *Balancer) Probe(server int32) { b.e.probe(b.Index, server) }
 
-// ECMP returns the live server that the flow's hash selects, or -1 if there is none. It scales 32
-// bits to the number of live servers.
+// ECMP returns the live server that the flow's hash selects, or -1 if there is none.
 func (b *Balancer) ECMP(f *Flow) int32 {
 	if len(b.Live) == 0 {
 		return -1
 	}
-	return b.Live[mix(f.Key)>>32*uint64(len(b.Live))>>32]
+	return b.Live[scale(mix(f.Key), len(b.Live))]
 }

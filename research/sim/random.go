@@ -49,7 +49,13 @@ func (r *Rand) Uint64() uint64 {
 func (r *Rand) Float() float64 { return unit(r.Uint64()) }
 
 // Intn returns a random number from 0 to n-1, uniformly distributed. n must be below 2^32.
-func (r *Rand) Intn(n int) int { return int(r.Uint64() >> 32 * uint64(n) >> 32) }
+func (r *Rand) Intn(n int) int { return scale(r.Uint64(), n) }
+
+// scale maps the upper 32 bits to a number from 0 to n-1: bits·n / 2^32. n must be below 2^32.
+func scale(bits uint64, n int) int {
+	upper := bits >> 32
+	return int(upper * uint64(n) >> 32)
+}
 
 // mix is the finaliser of SplitMix64: each bit of x changes each bit of the result with
 // probability 1/2.

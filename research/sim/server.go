@@ -96,7 +96,7 @@ func (e *engine) serviceEnds(slot int32) {
 	var f int32
 	e.touch(st.server)
 	if st.sharing != nil {
-		f = e.unshare(st)
+		f = e.endShared(st)
 	} else {
 		f = e.slots[slot].flow
 		e.nextInLine(st, slot)
@@ -228,7 +228,7 @@ func (e *engine) room(server *server, waiting *flowList) bool {
 func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	e.touch(flow.Server)
-	e.opened(flow.Server, -1)
+	e.changeOpen(flow.Server, -1)
 	if outcome == Completed {
 		e.observe(flow)
 	}

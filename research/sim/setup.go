@@ -32,10 +32,10 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 			Servers: make([]ServerUse, len(c.Servers)), Balancers: make([]uint64, len(c.Balancers)),
 		},
 	}
-	share := 0.0
+	shares := 0.0
 	for _, job := range c.Jobs {
-		share += job.Share
-		e.shares = append(e.shares, share)
+		shares += job.Share
+		e.shares = append(e.shares, shares)
 		if job.sized() {
 			e.sizes = make(map[uint64]float64)
 		}
@@ -103,7 +103,7 @@ func (e *engine) addServers(seed uint64) error {
 	return nil
 }
 
-// addStation adds a station of a server. shared tells that its processors are shared.
+// addStation adds a station of a server. shared tells whether the flows share its processors.
 func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64) {
 	at := int32(len(e.stations))
 	e.stations = append(e.stations, station{

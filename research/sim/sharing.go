@@ -8,7 +8,7 @@ func (e *engine) schedule(st *station) {
 	e.services.Set(st.slot, st.sharing.End())
 }
 
-// join adds a flow to a station.
+// join adds a flow to a shared station.
 func (e *engine) join(st *station, f int32) {
 	flow := &e.flows[f]
 	st.sharing.Add(e.now, f, e.work(&flow.Flow, flow.stage))
@@ -16,8 +16,8 @@ func (e *engine) join(st *station, f int32) {
 	e.schedule(st)
 }
 
-// unshare removes the flow that ends now.
-func (e *engine) unshare(st *station) int32 {
+// endShared removes the flow whose stage ends now from a shared station.
+func (e *engine) endShared(st *station) int32 {
 	f := st.sharing.Remove(e.now)
 	st.busy--
 	e.schedule(st)

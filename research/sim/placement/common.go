@@ -46,7 +46,7 @@ func checkCandidates(candidates, least int) error {
 	return inRange("candidates", candidates, least, sim.MaxChain)
 }
 
-// checkBuckets checks a number of buckets. 0 is right: it stands for the default.
+// checkBuckets checks a number of buckets. It accepts 0, which stands for the default.
 func checkBuckets(buckets int) error {
 	if buckets == 0 {
 		return nil
@@ -133,8 +133,8 @@ func draw(b *sim.Balancer, list []int32, n int) []int32 {
 	return list
 }
 
-// tableOf has a balancer's consistent-hash table. Without candidates there is no table.
-type tableOf struct {
+// bucketTable is a balancer's consistent-hash table. If candidates is 0, there is no table.
+type bucketTable struct {
 	cache      *tableCache
 	b          *sim.Balancer
 	buckets    int
@@ -144,7 +144,7 @@ type tableOf struct {
 }
 
 // build builds the table for the live servers.
-func (t *tableOf) build() (err error) {
+func (t *bucketTable) build() (err error) {
 	if t.candidates == 0 {
 		return nil
 	}
@@ -157,7 +157,7 @@ func (t *tableOf) build() (err error) {
 }
 
 // weights returns the weights that the servers have in the table while they are live.
-func (t *tableOf) weights() []uint32 {
+func (t *bucketTable) weights() []uint32 {
 	if t.weighted {
 		return TableWeights(t.b.Servers)
 	}
@@ -183,7 +183,7 @@ func TableWeights(servers []sim.Server) (weights []uint32) {
 
 // row returns the candidates of a flow's bucket, by their indexes in sim.Config.Servers. It returns
 // nil if there is no table or no live server.
-func (t *tableOf) row(f *sim.Flow) []uint16 {
+func (t *bucketTable) row(f *sim.Flow) []uint16 {
 	if t.table == nil || t.table.Candidates == 0 {
 		return nil
 	}
@@ -191,7 +191,7 @@ func (t *tableOf) row(f *sim.Flow) []uint16 {
 }
 
 // offerRow offers a flow to the candidates of its bucket.
-func (t *tableOf) offerRow(f *sim.Flow, offer *sim.Offer) {
+func (t *bucketTable) offerRow(f *sim.Flow, offer *sim.Offer) {
 	for _, s := range t.row(f) {
 		offer.Add(int32(s))
 	}

@@ -4,6 +4,7 @@ package placement
 
 import (
 	"errors"
+	"math"
 	"sync"
 
 	"github.com/segue-lb/segue/internal/tables"
@@ -22,7 +23,7 @@ type Hash struct {
 
 // New implements sim.Method.
 func (m *Hash) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &hash{tableOf{
+	p := &hash{bucketTable{
 		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates,
 	}}
 	return p, p.build()
@@ -35,7 +36,7 @@ func (m *Hash) validate() error {
 	return errors.Join(checkCandidates(m.Candidates, 1), checkBuckets(m.Buckets))
 }
 
-type hash struct{ tableOf }
+type hash struct{ bucketTable }
 
 func (p *hash) Place(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
@@ -47,7 +48,8 @@ func (p *hash) MembershipChanged() { must(p.build()) }
 // bucket returns the bucket of a flow. It scales the lower 32 bits of the flow's hash to the number
 // of buckets.
 func bucket(f *sim.Flow, buckets int) int {
-	return int(f.Key & 0xffffffff * uint64(buckets) >> 32)
+	lower := f.Key & math.MaxUint32
+	return int(lower * uint64(buckets) >> 32)
 }
 
 // tableCache keeps the last table of a placement with its parameters, so that balancers and runs
@@ -55,7 +57,7 @@ func bucket(f *sim.Flow, buckets int) int {
 type tableCache struct {
 	mutex   sync.Mutex
 	servers *sim.Server // the first server, which identifies the configuration
-	live    string
+	live    string      // a byte for each server: 1 if it is live, else 0
 	table   *tables.Table
 }
 

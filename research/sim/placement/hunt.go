@@ -41,7 +41,7 @@ func (m *Hunt) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Random {
 		return &anyServers{b: b, n: m.Candidates}, nil
 	}
-	p := &hash{tableOf{
+	p := &hash{bucketTable{
 		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates, weighted: m.Weighted,
 	}}
 	return p, p.build()
@@ -84,8 +84,8 @@ type SRDyn struct {
 	WindowTime time.Duration `yaml:"window-time"`
 	// Limit is the paper's n, the maximum threshold. 0 stands for the number of flows that the
 	// server serves at once: its processors with FIFO, and otherwise its workers. If the workers
-	// have no limit, the threshold has none. The policy counts all open flows of a server as busy,
-	// also those that wait. If the threshold should include waiting flows, n must be larger.
+	// have no limit, the threshold has none. The policy compares the threshold with all open flows
+	// of a server, also those that wait. So a server accepts flows that wait only if n is larger.
 	Limit int `yaml:"limit"`
 }
 
@@ -107,9 +107,9 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	}, uint32(m.Limit)}, err
 }
 
-// perServer gives each server an accept policy of its own. The policy knows a server's open flows
-// as busy workers. It knows the field capacity as the server's capacity, or the limit of the
-// server's workers if the field is 0.
+// perServer gives each server an accept policy of its own. The policy takes all open flows for busy
+// workers. It takes the field capacity for the number of workers or, if the field is 0, the limit
+// of the server's workers.
 type perServer struct {
 	policy   func(*sim.Host) accept.Policy
 	capacity uint32
@@ -145,7 +145,7 @@ func acceptLoad(l sim.Load, capacity uint32) accept.Load {
 	return accept.Load{Busy: uint32(l.Open), Capacity: capacity}
 }
 
-// Least is Segue's own policy, accept.Least. The capacity of a server is that of its processors.
+// Least is Segue's own policy, accept.Least. The capacity of a server is its number of processors.
 type Least struct {
 	Hunt `yaml:",inline"`
 	// Chain is the number of candidates to which a flow is offered. 0 stands for all.
@@ -164,7 +164,7 @@ type Least struct {
 	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
 	Coded bool `yaml:"coded"`
 	// IgnoreIdle lets servers not count connections that are answered and kept open, as with the
-	// load source apache-scoreboard. Otherwise they count, as with connections.
+	// load source apache-scoreboard. Otherwise they count, as with the load source connections.
 	IgnoreIdle bool `yaml:"ignore-idle"`
 	// Spare is the number of servers that a balancer remembers because they last reported a free
 	// processor. They need not be in the flow's bucket (accept.Spare). The most recent one gets
@@ -271,7 +271,7 @@ type reported struct {
 
 // report is the last report of a server.
 type report struct {
-	load float64 // open flows per processor, with one more flow
+	load float64 // (open flows + 1) / processors
 	when float64
 }
 

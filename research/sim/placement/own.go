@@ -149,7 +149,7 @@ type byScore struct {
 	ranking  *infer.Ranking // by position
 	position []int32        // of each server, in the order for ties
 	server   []int32        // of each position
-	table    tableOf
+	table    bucketTable
 	row      [sim.MaxChain]uint16
 	drawn    [sim.MaxChain]int32
 }
@@ -165,7 +165,7 @@ func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64)
 	}
 	p := &byScore{b: b, own: own, weight: weight, flows: make([]float64, n), live: make([]bool, n)}
 	p.tally = newTally(own.Count, p.add)
-	p.table = tableOf{
+	p.table = bucketTable{
 		cache: tables, b: b, buckets: own.Buckets, candidates: own.Candidates,
 	}
 	return p, p.arrange()

@@ -119,13 +119,13 @@ func (p *prequal) use(at int) int32 {
 // choose returns the index of the best answer, or of the worst one. Cold answers come first, in
 // the order of latencies. Hot answers follow, in the order of flows in flight.
 func (p *prequal) choose(worst bool) int {
-	hot, best := p.hot(), 0 // best is the index of the worst answer so far if worst is true
-	for i := range p.pool[1:] {
-		if p.pool[i+1].before(&p.pool[best], hot) != worst {
-			best = i + 1
+	hot, chosen := p.hot(), 0
+	for i := 1; i < len(p.pool); i++ {
+		if better := p.pool[i].before(&p.pool[chosen], hot); better != worst {
+			chosen = i
 		}
 	}
-	return best
+	return chosen
 }
 
 // before tells whether an answer is better than another one.

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// Spec is a placement with its parameters: the fields, with their names in YAML.
+// Spec is a placement. Its fields are the placement's parameters, with their names in YAML.
 type Spec interface {
 	// Build checks the parameters. It returns the method of the balancers and the policy of the
 	// servers. The policy is nil if servers take all offers. Errors name the parameter, the value
@@ -75,8 +75,8 @@ func hlbDefaults(choices int) *HLB {
 	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
 }
 
-// Named returns a placement with its default parameters. Placements of the balancer have their
-// names of the configuration. For an unknown name, the error lists all names.
+// Named returns a placement with its default parameters. A placement that the balancer also has
+// goes by its name in the balancer's configuration. For an unknown name, the error lists all names.
 func Named(name string) (Spec, error) {
 	if spec, ok := specs[name]; ok {
 		return spec(), nil

@@ -35,8 +35,8 @@ func (s *spied) New(b *sim.Balancer) (sim.Placement, error) {
 	return s.Method.New(b)
 }
 
-// oldFriend returns a balancer of a run that ended some time after 0.
-func oldFriend(t *testing.T) *sim.Balancer {
+// balancerAfterRun returns a balancer of a run that ended some time after 0.
+func balancerAfterRun(t *testing.T) *sim.Balancer {
 	t.Helper()
 	c := smallConfig(nil)
 	spy := &spied{Method: &ECMP{}}
@@ -64,8 +64,9 @@ func TestTwosIsByCapacity(t *testing.T) {
 	}
 }
 
-// TestSRDynLimit has a server with one processor and four flows. The threshold rises to one, or to
-// the number of flows if the limit allows it.
+// TestSRDynLimit has a server with one processor and five flows, four of which wait. It takes a
+// flow only if the limit lets the threshold rise above five. The default limit is one, its
+// processor.
 func TestSRDynLimit(t *testing.T) {
 	for limit, want := range map[int]bool{0: false, 5: false, 6: true} {
 		_, policy, err := (&SRDyn{Hunt: Hunt{Candidates: 2}, Window: 10, Epsilon: 0.1, Initial: 1, Limit: limit}).Build()
@@ -82,11 +83,11 @@ func TestSRDynLimit(t *testing.T) {
 	}
 }
 
-// TestChain checks that a flow is offered to the first of its candidates, and searched at all of
-// them.
+// TestChain checks that a flow is offered to the first of its candidates, and that Recover returns
+// all of them.
 func TestChain(t *testing.T) {
 	for _, reports := range []bool{false, true} {
-		b := oldFriend(t)
+		b := balancerAfterRun(t)
 		p, err := (&Least{Hunt: Hunt{Candidates: 4, Buckets: 257}, Chain: 2, Reports: reports}).New(b)
 		testhost.Must(t, err)
 		var offer, all sim.Offer
@@ -128,7 +129,7 @@ func TestWeighted(t *testing.T) {
 // TestReportsAge checks that a report approaches the mean of all reports by the factor e in each
 // age.
 func TestReportsAge(t *testing.T) {
-	b := oldFriend(t)
+	b := balancerAfterRun(t)
 	p := &reported{b: b, age: 0.5, mean: 2, last: []report{{load: 6, when: b.Now() - 0.5}, {load: 1, when: b.Now()}}}
 	for server, want := range []float64{2 + 4/math.E, 1} {
 		if got := p.load(int32(server)); math.Abs(got-want) > 1e-9 {
@@ -184,7 +185,7 @@ func TestReportOfTheFirstAlone(t *testing.T) {
 func newReported(t *testing.T, m *Least) *reported {
 	t.Helper()
 	m.Hunt, m.Reports = Hunt{Candidates: 4, Buckets: 257}, true
-	p, err := m.New(oldFriend(t))
+	p, err := m.New(balancerAfterRun(t))
 	testhost.Must(t, err)
 	return p.(*reported)
 }
@@ -214,7 +215,7 @@ func requireError(t *testing.T, s Spec, want string) {
 // TestOldAnswersAreNoChoice checks that answers are removed when they are too old, and that one
 // answer alone is not used.
 func TestOldAnswersAreNoChoice(t *testing.T) {
-	b := oldFriend(t)
+	b := balancerAfterRun(t)
 	p := &prequal{m: prequalDefaults(), b: b}
 	fresh, old := answer{server: 0, uses: 9, when: b.Now()}, answer{server: 0, uses: 9, when: b.Now() - 1.1}
 	count := func(pool ...answer) (first int) {
@@ -238,9 +239,9 @@ func TestOldAnswersAreNoChoice(t *testing.T) {
 	}
 }
 
-// servers runs flows of equal work that arrive at the same time. It returns the number of flows of
-// each server.
-func servers(t *testing.T, m sim.Method, work float64, gap float64, flows int, all ...sim.Server) []int {
+// flowsByServer runs flows of equal work that arrive about gap seconds apart. It returns the number
+// of flows of each server.
+func flowsByServer(t *testing.T, m sim.Method, work float64, gap float64, flows int, all ...sim.Server) []int {
 	t.Helper()
 	c := smallConfig(m)
 	c.Servers, c.Events, c.Network = all, nil, sim.Network{}
@@ -259,10 +260,10 @@ func servers(t *testing.T, m sim.Method, work float64, gap float64, flows int, a
 func TestOracleCountsTheFlowIn(t *testing.T) {
 	slow := sim.Server{Name: "slow", CPUs: 1, Speed: 1, Backlog: -1}
 	fast := sim.Server{Name: "fast", CPUs: 1, Speed: 10, Backlog: -1}
-	if had := servers(t, &Oracle{}, 10, 1e-6, 9, slow, fast); had[1] != 9 {
+	if had := flowsByServer(t, &Oracle{}, 10, 1e-6, 9, slow, fast); had[1] != 9 {
 		t.Errorf("flows %v, want all on the fast server", had)
 	}
-	if had := servers(t, &Oracle{}, 10, 1e-6, 22, slow, fast); had[0] == 0 || had[0] > 2 {
+	if had := flowsByServer(t, &Oracle{}, 10, 1e-6, 22, slow, fast); had[0] == 0 || had[0] > 2 {
 		t.Errorf("flows %v, want 2 on the slow server", had)
 	}
 }
@@ -273,7 +274,7 @@ func TestOracleWhole(t *testing.T) {
 	single := sim.Server{Name: "single", CPUs: 1, Speed: 2, Backlog: -1}
 	large := sim.Server{Name: "large", CPUs: 10, Speed: 1, Backlog: -1}
 	for whole, want := range map[bool][]int{false: {0, 1}, true: {1, 0}} {
-		if had := servers(t, &Oracle{Whole: whole}, 10, 1, 1, single, large); !slices.Equal(had, want) {
+		if had := flowsByServer(t, &Oracle{Whole: whole}, 10, 1, 1, single, large); !slices.Equal(had, want) {
 			t.Errorf("whole %t: flows %v, want %v", whole, had, want)
 		}
 	}
@@ -284,7 +285,7 @@ func TestTruthBreaksTiesByChance(t *testing.T) {
 	one := sim.Server{Name: "one", CPUs: 1, Speed: 1, Backlog: -1}
 	two := one
 	two.Name = "two"
-	if had := servers(t, &GSQ{}, 1e-6, 1, 200, one, two); had[0] < 70 || had[1] < 70 {
+	if had := flowsByServer(t, &GSQ{}, 1e-6, 1, 200, one, two); had[0] < 70 || had[1] < 70 {
 		t.Errorf("flows %v, want about 100 on each", had)
 	}
 }

@@ -52,7 +52,7 @@ func (m *Territory) New(b *sim.Balancer) (sim.Placement, error) {
 	}
 	p := &territory{b: b, method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
 	p.tally = newTally(m.Count, p.add)
-	p.table = tableOf{
+	p.table = bucketTable{
 		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates,
 	}
 	return p, p.arrange()
@@ -66,7 +66,7 @@ type territory struct {
 	capacity  []float64 // by server, live or not
 	flows     []float64 // by server: the flows of this balancer
 	home      []int32   // the balancer's home servers
-	table     tableOf
+	table     bucketTable
 }
 
 // arrange builds the territory again, after servers or balancers have changed.
@@ -132,7 +132,7 @@ func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 		since: make([]float64, n), known: make([]bool, n),
 	}
 	p.tally = newTally(m.Count, p.add)
-	p.table = tableOf{
+	p.table = bucketTable{
 		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates,
 	}
 	return p, p.arrange()

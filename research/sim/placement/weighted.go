@@ -201,8 +201,8 @@ type weightedRoundRobin struct {
 	poll
 	formula Formula
 	weight  []float64
-	turn    []float64 // by server: its next turn
-	now     float64   // the latest turn that a server has taken
+	turn    []float64 // by server: the virtual time of its next turn
+	now     float64   // the virtual time of the latest turn that a server has taken
 }
 
 // Place takes the server whose turn comes first.

@@ -107,8 +107,8 @@ func twoKinds(r *rand.Rand) float64 {
 	return r.ExpFloat64() / (2 * (1 - share))
 }
 
-// erlang returns model's system of single choice, whose servers are M/M/k. Its unit of time is the
-// mean work, as here.
+// erlang returns the model of single choice, whose servers are queues M/M/k. Its unit of time is
+// the mean work, as here.
 func erlang(t *testing.T, load float64, cores int) *model.Steady {
 	t.Helper()
 	s, err := model.SingleChoice(load, cores)
@@ -137,7 +137,7 @@ func TestMeanSojourn(t *testing.T) {
 		{"M/M/1", fifo, 1, 0.8, exponential, 1 / (1 - 0.8)},
 		{"M/M/2", fifo, 2, 0.88, exponential, erlang(t, 0.88, 2).MeanResponse()},
 		{"M/D/1", fifo, 1, 0.8, constant, 1 + 0.8/(2*(1-0.8))},       // Pollaczek-Khinchine
-		{"M/G/1", fifo, 1, 0.6, twoKinds, 1 + 0.6*(1+4)/(2*(1-0.6))}, // the same
+		{"M/G/1", fifo, 1, 0.6, twoKinds, 1 + 0.6*(1+4)/(2*(1-0.6))}, // Pollaczek-Khinchine
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

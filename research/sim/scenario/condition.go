@@ -65,7 +65,7 @@ func (c *Condition) judge(s *Scenario, r results) Verdict {
 		r.current = each.Name
 		result := c.compare(r)
 		defined := result.holds || result.fails
-		if v.Holds || !defined {
+		if v.Holds || !defined { // after a failure, only an undefined case changes the verdict
 			v.Holds, v.Defined, v.Values = result.holds, defined, result.values
 			if c.bare && len(s.Cases) > 1 {
 				v.Values = each.Name + ": " + v.Values

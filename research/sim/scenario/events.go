@@ -73,6 +73,7 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	var speed []string
 	if e.Speed != nil {
 		m.require(e.Speed.To > 0, path+".speed.to", "must be positive")
+		// An empty list is not nil, so the event still has a kind below.
 		speed, h.speed = append([]string{}, e.Speed.Servers...), e.Speed.To
 	}
 	n := 0
@@ -175,8 +176,8 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 	for i := range events {
 		for _, t := range events[i].targets {
 			changed, problem := false, ""
-			for _, of := range t.of { // the servers or balancers of the name
-				if why := state.change(&events[i], of); why != "" {
+			for _, index := range t.of {
+				if why := state.change(&events[i], index); why != "" {
 					problem = why
 				} else {
 					changed = true
@@ -209,11 +210,11 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 		c.speeds[i] = h.speed
 		return ""
 	}
-	of := c.servers
+	states := c.servers
 	if ofBalancers(h.kind) {
-		of = c.balancers
+		states = c.balancers
 	}
-	was, becomes := of[i], gone
+	was, becomes := states[i], gone
 	switch h.kind {
 	case sim.ServerAdd, sim.BalancerAdd:
 		becomes = there
@@ -228,24 +229,24 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	case was == becomes:
 		return "is already present"
 	}
-	of[i] = becomes
+	states[i] = becomes
 	return ""
 }
 
 // useAdded marks the fields absent of the servers and balancers that an event adds as used.
 func (m *merger) useAdded(r *RunnableCase) {
-	_, servers := section[*[]Servers](m, "Servers")
-	balancers, path := section[*Balancers](m, "Balancers")
+	_, serversPath := section[*[]Servers](m, "Servers")
+	balancers, balancersPath := section[*Balancers](m, "Balancers")
 	for _, e := range r.Config.Events {
 		switch e.Kind {
 		case sim.ServerAdd:
 			for _, s := range e.Servers {
-				m.use(fmt.Sprintf("%s[%d].absent", servers, r.Config.Servers[s].Group))
+				m.use(fmt.Sprintf("%s[%d].absent", serversPath, r.Config.Servers[s].Group))
 			}
 		case sim.BalancerAdd:
 			for _, b := range e.Balancers {
 				i := slices.Index(given(balancers, Balancers{}).Absent, "b"+strconv.Itoa(int(b)+1))
-				m.use(fmt.Sprintf("%s.absent[%d]", path, i))
+				m.use(fmt.Sprintf("%s.absent[%d]", balancersPath, i))
 			}
 		}
 	}

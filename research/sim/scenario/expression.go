@@ -186,7 +186,7 @@ func (p *parser) percent() (float64, error) {
 	return x, errors.Join(p.expect("%"), p.expect("of"))
 }
 
-// number reads a number. It must begin with a digit, so nan and inf are no numbers.
+// number reads a number. It must begin with a digit, so it rejects nan and inf.
 func number(w string) (float64, bool) {
 	if w == "" || w[0] < '0' || w[0] > '9' {
 		return 0, false

@@ -270,7 +270,8 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
 }
 
-// loadable tells whether servers and jobs are valid, and a server is there to have a load.
+// loadable tells whether servers and jobs are valid, and a server is present at the start. It
+// reports if none is.
 func (m *merger) loadable(path string, c *sim.Config) bool {
 	if len(m.errs) > 0 {
 		return false
@@ -283,7 +284,8 @@ func (m *merger) loadable(path string, c *sim.Config) bool {
 func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	m.require(p.Diurnal == nil || p.Curve == nil, path, "diurnal and curve exclude each other")
 	if d := p.Diurnal; d != nil {
-		period, amplitude := given(d.Period, 24*time.Hour), given(d.Amplitude, -1)
+		period := given(d.Period, 24*time.Hour)
+		amplitude := given(d.Amplitude, -1) // a missing amplitude is out of range
 		m.require(period > 0, path+".diurnal.period", "must be positive")
 		m.require(amplitude > 0 && amplitude <= 1, path+".diurnal.amplitude", "must be more than 0, and at most 1")
 		return sim.Diurnal{Period: period.Seconds(), Amplitude: amplitude, Phase: d.Phase.Seconds()}

@@ -36,7 +36,7 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 	err := config.Decode(text, &file, func() fieldpath.Errors {
 		b = builder{dir: dir, unused: make(map[string]string), used: make(map[string]bool)}
 		b.scenario(&file)
-		return append(b.errs, nothing(text)...)
+		return append(b.errs, withoutValue(text)...)
 	}, func() fieldpath.Errors {
 		b.consequences()
 		return b.errs

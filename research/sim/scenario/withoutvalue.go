@@ -11,10 +11,10 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// nothing reports fields without a value. YAML treats such a field as missing: a case with
+// withoutValue reports fields without a value. YAML treats such a field as missing: a case with
 // "events:" would have the events of the file, although its author may mean none. Elements of lists
 // without a value are reported elsewhere.
-func nothing(text []byte) (errs fieldpath.Errors) {
+func withoutValue(text []byte) (errs fieldpath.Errors) {
 	root, err := config.Document(text)
 	if err != nil {
 		return nil // which was reported already
