@@ -30,7 +30,7 @@ func TestStackFitsAllKernels(t *testing.T) {
 	datapathtest.RequireStackForAllKernels(t, dry, "xdp_lb")
 }
 
-// The attached program has nothing of a dry run.
+// The attached program has no variables of a dry run.
 func TestDecisionsOnlyInDryRuns(t *testing.T) {
 	t.Parallel()
 	attached, _, err := LoadSpec()
