@@ -77,7 +77,7 @@ __noinline int list_for_cookie(const struct packet *pkt, const struct service *s
 	list_column(service, bucket, first, LIST_ANY, segments);
 	if (!visits_row(pkt, service, column, segments))
 		return 0;
-	segments->count = fit;
+	segments->count = fit; /* the other servers of the column follow those of the row */
 	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
 	list_column(service, bucket, first, LIST_REACHABLE, segments);
 	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);

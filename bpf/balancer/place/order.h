@@ -43,7 +43,7 @@ static __always_inline __u64 estimate_load(const struct estimation *in, __u32 se
 {
 	__u64 heard = *(volatile __u64 *)&report_at(server)->heard;
 	__s64 value = heard >> 32;
-	__u64 age;
+	__u64 age; /* in 1/256 half-lives */
 
 	if (!value)
 		return place ? LARGEST_ESTIMATE : LEAST_ESTIMATE;

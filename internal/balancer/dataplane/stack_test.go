@@ -35,10 +35,6 @@ func TestDecisionsOnlyInDryRuns(t *testing.T) {
 	t.Parallel()
 	attached, _, err := LoadSpec()
 	testhost.Must(t, err)
-	copier, err := loadCopier()
-	testhost.Must(t, err)
-	nameCopiedWords(copier)
-	datapathtest.RequireStackForAllKernels(t, copier, "copy_table")
 	dry, err := loadDryrun()
 	testhost.Must(t, err)
 	for _, name := range []string{"decision", "whole_length"} {
