@@ -233,7 +233,6 @@ func flat(lines [][ranksPerLine]uint64) (all [][]uint64) {
 	return all
 }
 
-// rank ranks all servers again.
 func (r *ranked) rank() {
 	r.t.Helper()
 	r.must(r.plane.Rankings.Rank(r.services.byName["web"].slots()))

@@ -12,7 +12,6 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// everyFlow selects all flows.
 func everyFlow(dataplane.FlowEntry) bool { return true }
 
 // idleConnections opens connections to a service without agents, under a placement. It returns the

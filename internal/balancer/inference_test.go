@@ -70,7 +70,6 @@ func (f *fixture) infers(d time.Duration) {
 	}
 }
 
-// priceOf returns the price of a server.
 func (f *fixture) priceOf(server string) infer.Price {
 	f.t.Helper()
 	return f.plane.Loads.Price(f.slot("web", server))
@@ -496,7 +495,6 @@ func TestRefusedReloadKeepsRanking(t *testing.T) {
 	f.goesToLowest(1000, 20)
 }
 
-// estimatorOf returns the estimator of a service.
 func (f *fixture) estimatorOf(service string) *infer.Estimator {
 	return f.inference.byName[service].estimator
 }

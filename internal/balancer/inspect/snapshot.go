@@ -425,7 +425,6 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 	}
 }
 
-// addServers adds the servers to their services.
 func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {
 	interfaces := interfaceNames()
 	names, err := v.serverNames(services)
