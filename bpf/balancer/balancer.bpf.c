@@ -91,7 +91,7 @@ static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum
 	return reason_at(find_vip(services_generation(), &pkt->key.destination), why);
 }
 
-/* Whether a frame has a VLAN tag. The service's packets have none. */
+/* Whether a frame has a VLAN tag. */
 static __always_inline bool is_in_vlan(const struct xdp_md *ctx)
 {
 	const struct ethhdr *ethernet = frame_start(ctx);
@@ -137,9 +137,10 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 
 /* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
  * `place` and `signature` are the hashes of the flow if lookup_plain() has computed them, else 0.
- * If another service gets the packet, because the services have changed since then, no later packet
- * finds an entry that is made with these hashes. No packet is lost. Not inlined: the verifier walks
- * it once, and the path of all other packets stays short. */
+ * They depend on the service. If user space has changed the services since then, another service
+ * may get the packet, and no later packet finds an entry that is made with these hashes. No packet
+ * is lost. Not inlined: the verifier walks it once, and the path of all other packets stays
+ * short. */
 __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result, __u64 place,
 			      __u64 signature)
 {
@@ -285,8 +286,8 @@ static long rank_server(__u32 i, const struct rank_run *run)
 	return 0;
 }
 
-/* Corrects the rankings of servers, and all numbers above their ranks. User space runs it after it
- * has written prices, or has changed which servers take new flows. */
+/* Corrects the ranks of servers, and all numbers above them in the rankings. User space runs it
+ * after it has written prices, or has changed which servers take new flows. */
 SEC("syscall")
 int rank_servers(const struct rank_run *run)
 {

@@ -30,7 +30,7 @@ struct decided_entry {
 	__u16 age;    /* ticks since the last packet */
 	__u8 state;   /* enum flow_state; FLOW_FREE: the flow has no entry */
 	__u8 departure;
-	__u8 is_half_open; /* which of the tables it is in */
+	__u8 is_half_open; /* it is in the table of half-open flows */
 	__u8 pad[3];
 };
 
@@ -41,15 +41,15 @@ struct decided_segment {
 	__u32 function; /* enum sid_function; gre and ipip have none */
 };
 
-/* Where the packet's flow is placed if no server has it. This is noted if the flow is placed, or if
- * servers answer offers. */
+/* Where the packet's flow is placed if no server has it. This is noted if the flow is placed, and
+ * for every packet of a service whose servers answer offers. */
 struct decided_placement {
 	__u32 bucket;
 	__u32 count; /* of candidates */
 	__u32 candidate[MAX_SEGMENTS];
 	__u8 is_placed; /* the other fields are valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
-	__u8 is_picked; /* the placement has picked the server; the bucket does not tell it */
+	__u8 is_picked; /* the placement has picked a server, whatever the flow's bucket is */
 	__u8 ordered;	/* how many servers were ordered by their loads (order.h); 0: none */
 	__u16 row[MAX_CANDIDATES];	/* slots of these servers, before they were ordered */
 	__u32 estimate[MAX_CANDIDATES]; /* estimates of their loads, with ESTIMATE_SHIFT */

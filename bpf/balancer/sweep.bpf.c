@@ -69,9 +69,10 @@ static __always_inline struct swept_server *swept_server_at(__u32 slot)
 	return &servers[number < swept_slots ? number : swept_slots];
 }
 
-/* The state of an entry, computed without a branch. The processor could not predict a branch,
- * because any entry may be free, and the sweep would take twice as long. A used entry without state
- * bits is silent. An entry with both state bits and FLOW_BY_CLIENT is closing. */
+/* The state of an entry, as entry_state() returns it, computed without a branch. The processor
+ * could not predict a branch, because any entry may be free, and the sweep would take twice as
+ * long. A used entry without state bits is silent. An entry with both state bits and FLOW_BY_CLIENT
+ * is closing. */
 static __always_inline enum flow_state state_of(__u64 value)
 {
 	__u64 bits = value >> FLOW_STATE_SHIFT & FLOW_STATE_MASK, sign = -value;
@@ -80,7 +81,7 @@ static __always_inline enum flow_state state_of(__u64 value)
 
 	/* Otherwise the compiler makes it a branch. */
 	barrier_var(sign);
-	is_used = (value | sign) >> 63;
+	is_used = (value | sign) >> 63; /* 0 only if the value is 0 */
 	state = bits | ((is_used ^ has_bits) | is_closing) * FLOW_SILENT;
 	/* The verifier of Linux 6.1 does not know the bounds of an OR of two variables. */
 	barrier_var(state);

@@ -182,7 +182,7 @@ struct load {
 	__u32 lost;
 	__u32 unit;	/* what one flow adds to the delay, with PRICE_SHIFT; at least 1 */
 	__u32 extra;	/* what the flows of other balancers add, with PRICE_SHIFT */
-	__u16 position; /* of servers with equal scores, the lowest is taken; 12 bits */
+	__u16 position; /* of servers with equal scores, the lowest position wins; 12 bits */
 	__u8 is_away;	/* another balancer is its home (ranking.h) */
 	__u8 is_timed;	/* user space needs the durations of its flows */
 	/* How many of the next flows go to it, whatever its price. They show whether it is well
@@ -349,7 +349,7 @@ enum estimator {
 #define ESTIMATE_STATE 300 /* StateSize in internal/infer/state.go, and some more */
 struct estimate {
 	__u64 time;	/* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
-	__u64 told;	/* when the server told its own load; 0: no load counts */
+	__u64 told;	/* when the server told its own load; 0: it has told none that counts */
 	__u32 capacity; /* flows that the server serves at once */
 	__u32 weight;	/* relative to the other servers: infer.Report */
 	__u32 wait;	/* seconds that flows wait, for each second of service */

@@ -40,8 +40,9 @@ volatile __u32 verdict; /* the verdict that the program should return */
 volatile __u64 position;
 volatile __u64 unexpected; /* count of other verdicts */
 
-/* Draws flows by the high bits of a linear congruential generator (multiplier: Steele and Vigna,
- * 2021, table 7), so that no cache can predict them. */
+/* Returns the number of the next flow, by `order`. Random numbers are the high bits of a linear
+ * congruential generator (multiplier: Steele and Vigna, 2021, table 7). No cache can predict
+ * them. */
 static __always_inline __u32 next_flow(void)
 {
 	if (order == ORDER_IN_TURN)

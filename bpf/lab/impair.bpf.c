@@ -66,22 +66,22 @@ int impair(struct __sk_buff *skb)
 	__u32 to = skb->ifindex, from = skb->ingress_ifindex;
 	struct port *port = bpf_map_lookup_elem(&ports, &to);
 	struct port *origin = bpf_map_lookup_elem(&ports, &from);
-	__u32 fate;
+	__u32 chosen;
 
 	if (skb->mark == DONE || !port || !origin || !(port->impaired || origin->impaired))
 		return TC_ACT_OK;
-	fate = chance(to, __sync_fetch_and_add(&port->packets, 1));
+	chosen = chance(to, __sync_fetch_and_add(&port->packets, 1));
 	skb->mark = DONE;
-	if (fate < drop_below) {
+	if (chosen < drop_below) {
 		__sync_fetch_and_add(&port->dropped, 1);
 		return TC_ACT_SHOT;
 	}
-	if (fate < duplicate_below) {
+	if (chosen < duplicate_below) {
 		if (!bpf_clone_redirect(skb, to, 0))
 			__sync_fetch_and_add(&port->duplicated, 1);
 		return TC_ACT_OK;
 	}
-	if (fate >= reorder_below || bpf_skb_vlan_push(skb, bpf_htons(ETH_P_8021AD), to))
+	if (chosen >= reorder_below || bpf_skb_vlan_push(skb, bpf_htons(ETH_P_8021AD), to))
 		return TC_ACT_OK;
 	__sync_fetch_and_add(&port->reordered, 1);
 	return bpf_redirect(delay, 0);

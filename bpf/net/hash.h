@@ -8,9 +8,9 @@
  * whichever inputs a client chooses without knowing the keys.
  *
  * Two hashes of one input can share most of their keys: word i has key i in the first hash, and key
- * i + 2 in the second. The two hashes are independent of each other if their added keys differ, too
- * (Toeplitz construction: Black et al., "UMAC: fast and secure message authentication", 1999,
- * section 4).
+ * i + 2 in the second. The two hashes are independent of each other if the keys that are added to
+ * the sums differ, too (Toeplitz construction: Black et al., "UMAC: fast and secure message
+ * authentication", 1999, section 4).
  */
 #ifndef SEGUE_NET_HASH_H
 #define SEGUE_NET_HASH_H

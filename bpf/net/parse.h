@@ -60,7 +60,7 @@ struct packet {
 	/* Offset of the transport header in the frame, if extension headers are in front of it;
 	 * else 0. transport_offset() tells it in both cases. */
 	__u16 transport;
-	__be16 version_class; /* of the IP header: the version, and what traffic_class reads */
+	__be16 version_class; /* the first two bytes of the IP header */
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
 	__u8 kind;	/* enum packet_kind */
@@ -206,14 +206,14 @@ static __always_inline void skip(struct cursor *at, __u32 size)
 	at->left -= size;
 }
 
-/* Says that a packet of `length` bytes begins at the cursor. False: the frame ends before the
- * packet does. */
+/* Sets the cursor's `left` to the length of the packet that begins there. False: the frame ends
+ * before the packet does. */
 static __always_inline bool limit(struct cursor *at, __u32 length)
 {
 	__u32 distance = length;
 
-	/* The verifier of Linux 6.1 does not know the bounds of a number whose bytes are swapped,
-	 * and the compiler would drop the mask. */
+	/* The verifier of Linux 6.1 does not know the bounds of a number whose bytes are swapped.
+	 * So a mask states them. Without the barrier, the compiler would drop the mask. */
 	barrier_var(distance);
 	at->left = length;
 	return at->pos + (distance & 0x1ffff) <= at->end;
@@ -324,9 +324,9 @@ static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
 
 /*
  * Walks the extension headers to the transport header, or to the data of a later fragment.
- * `pkt->transport` is the offset of the first one. An atomic fragment (offset 0, no more fragments)
- * is a whole packet (RFC 6946). Not inlined: few packets have extension headers, and the path of
- * all others stays short.
+ * `pkt->transport` is at first the offset of the first extension header, and afterwards that of the
+ * transport header. An atomic fragment (offset 0, no more fragments) is a whole packet (RFC 6946).
+ * Not inlined: few packets have extension headers, and the path of all others stays short.
  *
  * The offset stays in `pkt`, whose content the verifier does not follow. So the verifier sees the
  * same state after each header, whatever the header was. With the offset in a register, it would
@@ -409,8 +409,8 @@ static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
 	return (void *)ethernet + offsetof(struct ethhdr, h_proto);
 }
 
-/* Parses Ethernet and network headers, extension headers included. `fragment` must be zero. If
- * it is NULL, fragments are PARSE_FRAGMENT. */
+/* Parses Ethernet and network headers, extension headers included. `fragment` must be zero, or
+ * NULL. If it is NULL, the result for a fragment is PARSE_FRAGMENT. */
 static __always_inline enum parse_result
 parse_network(struct xdp_md *ctx, struct cursor *at, struct packet *pkt, struct fragment *fragment)
 {

@@ -14,17 +14,17 @@
  * sends as many ICMP errors (net.ipv4.icmp_msgs_per_sec), though for a whole host.
  */
 #define TOKENS_PER_SECOND 1000
-#define TOKENS_IN_A_ROW 100
+#define TOKEN_BURST 100
 #define TOKEN_INTERVAL (1000000000ULL / TOKENS_PER_SECOND) /* ns */
 
 /* Takes a token; false: there is none. A new token arrives every `interval` ns, and a bucket holds
- * at most `in_a_row` tokens. `*used` is a time in ns of the coarse monotonic clock: all tokens that
+ * at most `burst` tokens. `*used` is a time in ns of the coarse monotonic clock: all tokens that
  * arrived up to then are used. `used` is NULL if the bucket was not found. A dry run takes no
  * token, and tells whether there is one. */
-static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 in_a_row)
+static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 burst)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
-	__u64 full = now - in_a_row * interval, copy;
+	__u64 full = now - burst * interval, copy;
 
 	if (!used)
 		return false;
@@ -42,7 +42,7 @@ static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 in_
 /* Takes a token from a bucket with the rate above. */
 static __always_inline bool take_token(__u64 *used)
 {
-	return take_token_of(used, TOKEN_INTERVAL, TOKENS_IN_A_ROW);
+	return take_token_of(used, TOKEN_INTERVAL, TOKEN_BURST);
 }
 
 #endif

@@ -103,7 +103,7 @@ static __always_inline bool add_to_checksum(void *data, void *end, __u32 offset,
 	return true;
 }
 
-/* Turns the packet into one of the flow. */
+/* Turns the packet of flow 0 in the frame into one of `flow`. False: the frame is too short. */
 static __always_inline bool set_flow(void *data, void *end, __u64 flow)
 {
 	__be32 host = bpf_htonl((flow >> PORT_BITS) & host_mask);

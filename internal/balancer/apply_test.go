@@ -46,8 +46,8 @@ func (f *fixture) establish(flow dataplane.Flow) map[dataplane.Flow]string {
 	return servers
 }
 
-// stay checks that connections are still on their servers, except the connections of the server
-// gone.
+// stay checks that connections are still on their servers. Those of the server gone must be placed
+// on others.
 func (f *fixture) stay(servers map[dataplane.Flow]string, gone string) {
 	f.t.Helper()
 	for flow, server := range servers {

@@ -552,8 +552,8 @@ func (b *Balancer) leadChecks() {
 		vips[i] = svc.VIP
 	}
 	by := b.own[len(b.own)-1] // towards the servers
-	way := health.PathInterface{Name: by.Name, Index: by.Index, MTU: by.MTU}
-	if err := b.path.Set(way, vips, b.cfg.Node.Addresses); err != nil {
+	egress := health.PathInterface{Name: by.Name, Index: by.Index, MTU: by.MTU}
+	if err := b.path.Set(egress, vips, b.cfg.Node.Addresses); err != nil {
 		b.log.Warn("cannot remove the rules of interfaces that are gone", "error", err)
 	}
 }

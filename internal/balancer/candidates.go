@@ -47,8 +47,8 @@ func (b *builtRows) forget() { b.keys, b.rows = nil, nil }
 
 // table returns the table of a set. It returns an error if the set is not valid.
 func (b *builtRows) table(set serversets.Set) (*tables.Table, error) {
-	isSet := func(built builtSet) bool { return reflect.DeepEqual(built.set, set) }
-	if i := slices.IndexFunc(b.last, isSet); i >= 0 {
+	isOfSet := func(built builtSet) bool { return reflect.DeepEqual(built.set, set) }
+	if i := slices.IndexFunc(b.last, isOfSet); i >= 0 {
 		return b.last[i].table, nil
 	}
 	table, err := set.Table()
@@ -86,7 +86,7 @@ func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
 	return rows.WithSlots(slots), nil
 }
 
-// keep keeps a table. If there are mostBuiltRows already, the oldest one is forgotten.
+// keep stores a table under its key. If there are mostBuiltRows already, it forgets the oldest one.
 func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 	if b.rows == nil {
 		b.rows = map[rowsKey]*dataplane.Rows{}
@@ -254,21 +254,22 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 // place puts the rule of a service in force, which names its candidate table. The table exists. If
 // packets may still use the table or the rule before, place leaves the rest to settle. Otherwise it
 // calls admit for the service.
-func (s *services) place(to *placement) error {
-	svc, p := to.svc, to.input
+func (s *services) place(p *placement) error {
+	svc := p.svc
 	rule := dataplane.RuleOf(svc.Service)
 	// The number of the table is also its flag. The other flags follow.
-	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
-	if to.rows != nil {
-		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()
-		if !p.columns {
-			if err := s.plane.RemoveColumns(to.number()); err != nil {
+	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, p.table
+	if p.rows != nil {
+		rule.Buckets, rule.Row = p.rows.Buckets, p.rows.Row()
+		if !p.input.columns {
+			if err := s.plane.RemoveColumns(p.number()); err != nil {
 				return err
 			}
 		}
 	}
 	label := dataplane.ServiceLabel{
-		Name: svc.Name, Generation: to.want.generation.Number, Digest: p.digest(), Estimator: svc.Estimates(),
+		Name: svc.Name, Generation: p.want.generation.Number, Digest: p.input.digest(),
+		Estimator: svc.Estimates(),
 	}
 	if label != svc.label {
 		if err := s.plane.LabelService(svc.id, label); err != nil {
@@ -281,7 +282,7 @@ func (s *services) place(to *placement) error {
 	// cookies.
 	swapped := rule.Table() != svc.rule.Table() ||
 		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
-	svc.rule, svc.placed = rule, p
+	svc.rule, svc.placed = rule, p.input
 	if swapped {
 		s.admitUsable(svc)
 		s.swapped = append(s.swapped, svc)

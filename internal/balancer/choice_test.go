@@ -47,8 +47,8 @@ type ranked struct {
 // rankedFlags are the flags of the packets that tests of rankings send.
 var rankedFlags = []packet.TCPFlags{packet.SYN, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 
-// openRanked opens a balancer with a flow table of so many buckets, and a number of flows that the
-// test can send.
+// openRanked opens a balancer whose flow table has the given number of buckets. It makes frames for
+// the given number of flows.
 func openRanked(t testing.TB, cfg *desired.Balancer, buckets uint32, flows uint16) *ranked {
 	t.Helper()
 	cfg.Node.Limits = desired.Limits{Flows: buckets * dataplane.FlowLoad, Servers: 400}
@@ -233,7 +233,6 @@ func flat(lines [][ranksPerLine]uint64) (all [][]uint64) {
 	return all
 }
 
-// rank ranks all servers again.
 func (r *ranked) rank() {
 	r.t.Helper()
 	r.must(r.plane.Rankings.Rank(r.services.byName["web"].slots()))
@@ -272,7 +271,7 @@ func (r *ranked) changePrices() {
 	r.must(r.plane.Rankings.Rank(slots))
 }
 
-// bar makes a server take no flows, without a word to its ranking.
+// bar makes a server take no flows, and does not correct its rank.
 func (r *ranked) bar(slot uint32) {
 	flags := r.plane.Servers.Flags(slot)
 	_, isBarred := r.barred[slot]
@@ -333,7 +332,7 @@ func (r *ranked) rankFlooded(slots []uint32) {
 // sureNew is SURE_NEW in bpf/balancer/tables/loads.h.
 const sureNew = 16
 
-// step makes a random packet, or rarely something else.
+// step sends a random packet. Rarely it changes something else instead.
 func (r *ranked) step() {
 	r.t.Helper()
 	slots := r.services.byName["web"].slots()
@@ -436,7 +435,8 @@ func TestFlowsGoToLowestCandidate(t *testing.T) {
 	}
 }
 
-// storm makes two cores send so many packets each, while a third goroutine acts.
+// storm makes two cores send the given number of packets each. Meanwhile it calls act again and
+// again.
 func (r *ranked) storm(packets int, send func(core int, random *rand.Rand), act func()) {
 	r.t.Helper()
 	r.moving = true

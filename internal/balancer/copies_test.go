@@ -192,8 +192,8 @@ func TestErrorsBeyondTheCopies(t *testing.T) {
 	}
 }
 
-// copying returns a service in turn for each encapsulation, with three servers, and one more service
-// with the same servers.
+// copying returns two services with placement round-robin for each encapsulation. Both have the
+// same three servers.
 func copying() *desired.Balancer {
 	var services []desired.Service
 	for i, w := range ways {
@@ -314,7 +314,7 @@ func (n *fabric) copyTo(svc *desired.Service, server *desired.Server, frame, rec
 	return out
 }
 
-// Of a large service, only so many servers get a copy.
+// If a service has more servers than MOST_COPIES, only this number of servers get a copy.
 func TestMostCopies(t *testing.T) {
 	t.Parallel()
 	const most, servers = 256, 300 // most is MOST_COPIES of bpf/balancer/path/copies.h

@@ -55,7 +55,8 @@ func TestDrainWritesOneLine(t *testing.T) {
 	}
 }
 
-// What others watch changes only with servers, and not when one is drained or gets another weight.
+// If a server is drained or gets another weight, the resolver, the checker and the prober watch the
+// same as before. If its address changes, they do not.
 func TestDrainWatchesTheSame(t *testing.T) {
 	t.Parallel()
 	cfg := manyServices(2)
@@ -83,9 +84,9 @@ func TestDrainWatchesTheSame(t *testing.T) {
 	}
 }
 
-// A drain and a weight prepare only their service, and look for nothing that is of no use any more. The
-// other services have changed in fact, but not their revisions: whoever looked into them would prepare
-// them, too.
+// A drain or a weight prepares only its service, and does not look for entries that no service
+// needs any more. The other services have changed in fact, but not their revisions: if the balancer
+// compared these services, it would prepare them, too.
 func TestChangePreparesOneService(t *testing.T) {
 	t.Parallel()
 	cfg := manyServices(4)

@@ -263,7 +263,6 @@ func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	return programs
 }
 
-// send runs a program with a frame.
 func (s *crashSite) send(program *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
 	s.t.Helper()
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 256)}

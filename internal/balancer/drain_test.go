@@ -20,8 +20,8 @@ func drainable(protocol desired.Protocol, placement desired.Placement, onDrain d
 	return service
 }
 
-// What becomes of the flows of a drained server, for each rule and protocol. All of them are looked
-// up in the flow table, so that a bucket says nothing.
+// The flows of a drained server stay or move, by rule and protocol. The flow table knows all of
+// them, so their buckets do not matter.
 func TestFlowsOfDrainedServers(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -116,7 +116,8 @@ func TestSlowStartMovesNoFlows(t *testing.T) {
 	f.requireVisits(servers, "web/s1", true)
 }
 
-// Flows of before persistence quic stay with a drained server, whatever they are looked up by.
+// Flows from before a change to persistence quic stay with a drained server. Their packets are
+// still looked up in the flow table.
 func TestFormerFlowsOfQUICStay(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(drainable(desired.UDP, desired.PlacementHash, desired.OnDrainMoveUDP)))

@@ -48,7 +48,7 @@ type timing struct {
 // reservoirSize is RESERVOIR_SIZE in bpf/balancer/types.h.
 const reservoirSize = 128
 
-// openTiming opens a balancer with two servers, whose flow table has place for so many starts.
+// openTiming opens a balancer with two servers, and with room for the given number of starts.
 func openTiming(t testing.TB, starts uint32, draw func(server int) float64) *timing {
 	r := openRanked(t, inferring(manyServers(2)...), 4*starts, 6000)
 	tm := &timing{
@@ -131,8 +131,8 @@ func (tm *timing) collect(keep bool) {
 	}
 }
 
-// checkSample requires that a sample is one of all durations. The test of Kolmogorov and Smirnov
-// compares the distributions. Both tests fail wrongly once in some ten thousand times.
+// checkSample requires that a sample has the distribution of all durations, by the test of
+// Kolmogorov and Smirnov, and their mean. Both tests fail wrongly once in some ten thousand times.
 func checkSample(t *testing.T, sample, all []float64) {
 	t.Helper()
 	slices.Sort(all)
@@ -226,7 +226,8 @@ func TestFullReservoir(t *testing.T) {
 	}
 }
 
-// A flow that leaves without an end keeps its place for some minutes, but not from itself.
+// The start of a flow that leaves without an end keeps its place for some minutes. Only the same
+// flow may use the place meanwhile.
 func TestStartLeftBehind(t *testing.T) {
 	t.Parallel()
 	tm := openTiming(t, 1, func(int) float64 { return 0 })

@@ -24,7 +24,7 @@ type duel struct {
 	flows [][2]dataplane.Flow // by bucket, then by core
 }
 
-// openDuel finds two flows for each bucket that prefer the same entry.
+// openDuel finds, for each bucket, two flows that prefer the same entry.
 func openDuel(t *testing.T, buckets uint32) *duel {
 	d := &duel{open(t, crowded(buckets)), make([][2]dataplane.Flow, buckets)}
 	random := rand.New(rand.NewPCG(5, 6))

@@ -57,9 +57,9 @@ func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
 		crashFirst+"="+strconv.Itoa(number), crashInside+"="+s.inside[1-number])
 }
 
-// stateOf describes the pinned state of an instance. It omits the table of services that is not in
-// force, the lines of rankings that are not in force, and the counters of packets that do not go to servers, because the host can send such
-// packets at any time.
+// stateOf describes the pinned state of an instance. It omits the table of services and the lines
+// of rankings that are not in force. It also omits the counters of packets that do not go to
+// servers, because the host can send such packets at any time.
 func stateOf(t *testing.T, instance string) datapathtest.State {
 	t.Helper()
 	state := datapathtest.ReadState(t, datapath.Dir(instance))

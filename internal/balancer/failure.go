@@ -91,11 +91,11 @@ func (s *services) leaveDrained(svc *service) bool {
 // other unused members belong to the service again.
 func (s *services) endFlows(svc *service, unused []*member) {
 	for _, m := range unused {
-		service := svc.id
+		owner := svc.id
 		if svc.OnFailure == desired.OnFailureReset && hasFailed(s.causes(m)) {
-			service = dataplane.NoService
+			owner = dataplane.NoService
 		}
-		s.plane.Servers.SetService(m.slot, service)
+		s.plane.Servers.SetService(m.slot, owner)
 	}
 }
 

@@ -28,7 +28,7 @@ func withProbes(cfg *desired.Balancer) *desired.Balancer {
 	return cfg
 }
 
-// What becomes of the flows of a server that fails its checks, for each rule and protocol.
+// The flows of a server that fails its checks stay or leave it, by rule and protocol.
 func TestFlowsOfFailedServers(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -351,8 +351,8 @@ func TestRestingServerKeepsFlows(t *testing.T) {
 }
 
 // A server that awaits its first health check gets new flows if probes find all servers unfit that
-// have passed theirs. A third of the servers is excluded, and the others of the unfit ones are
-// used.
+// have passed theirs. Probes exclude at most a third of the servers, and the other unfit servers
+// get new flows.
 func TestServersAwaitNoUnfitOnes(t *testing.T) {
 	t.Parallel()
 	configured := func(servers int) *desired.Balancer {

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// hashing returns hunting with placement hash.
+// hashing returns the configuration of the function hunting, with placement hash.
 func hashing(candidates int) *desired.Balancer {
 	cfg := hunting(desired.SelectConsistent, candidates)
 	for i := range cfg.Services {

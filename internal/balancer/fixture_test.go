@@ -223,7 +223,6 @@ func newNetwork() (*network, error) {
 	return n, nil
 }
 
-// add makes a link.
 func (n *network) add(name string, mtu int) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = name
@@ -484,7 +483,6 @@ func (f *fixture) signature(flow dataplane.Flow) uint64 {
 	return signature
 }
 
-// serviceID returns the number of a flow's service.
 func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	f.t.Helper()
 	svc := f.classify(flow)
@@ -589,7 +587,6 @@ func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	return table.Servers[row[0]].Name
 }
 
-// slot returns the slot of a server.
 func (f *fixture) slot(service, server string) uint32 {
 	f.t.Helper()
 	for slot, key := range f.slots.All() {

@@ -64,7 +64,7 @@ func (f *fixture) isEntered(flow dataplane.Flow, service, server string, state d
 	}
 }
 
-// SYNs and datagrams leave a server whose next hop does not answer. All other packets of connections
+// SYNs and datagrams leave a server whose next hop does not answer. Other packets of connections
 // stay, because the next hop may be back before the kernel notices.
 func TestSilentNextHop(t *testing.T) {
 	t.Parallel()
@@ -103,6 +103,8 @@ type resident struct {
 	age   int
 }
 
+// repeat returns a full bucket of flows in one state. Their ages are the given ones, and then the
+// last of these.
 func repeat(state dataplane.FlowState, ages ...int) (out [dataplane.FlowsPerBucket]resident) {
 	for i := range out {
 		out[i] = resident{state, ages[min(i, len(ages)-1)]}
@@ -110,6 +112,7 @@ func repeat(state dataplane.FlowState, ages ...int) (out [dataplane.FlowsPerBuck
 	return out
 }
 
+// with returns a bucket with other residents in some places.
 func with(bucket [dataplane.FlowsPerBucket]resident, changes map[int]resident) [dataplane.FlowsPerBucket]resident {
 	for i, r := range changes {
 		bucket[i] = r

@@ -121,7 +121,6 @@ func TestStartsAfterStandstill(t *testing.T) {
 	steerLate(t, node(), resolveTimeout+100*time.Millisecond)
 }
 
-// do changes an interface.
 func (s *steered) do(name string, change func(netlink.Link) error) {
 	s.t.Helper()
 	s.must(s.ns.Do(func() error {

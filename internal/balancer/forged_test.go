@@ -12,7 +12,6 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// everyFlow selects all flows.
 func everyFlow(dataplane.FlowEntry) bool { return true }
 
 // idleConnections opens connections to a service without agents, under a placement. It returns the
@@ -100,7 +99,7 @@ func TestForgedEnds(t *testing.T) {
 	}
 }
 
-// flood sends the first two packets of so many flows.
+// flood sends the first two packets of the given number of flows.
 func (f *fixture) flood(flows uint16) {
 	f.t.Helper()
 	for port := range flows {
@@ -110,9 +109,9 @@ func (f *fixture) flood(flows uint16) {
 	}
 }
 
-// Without the server's word, the entry of a connection that the client has ended lives as long as
-// that of an idle one, and counts as closing. A SYN of the same port stays with its server, and the
-// next packet begins the next connection.
+// If the server sends no signal, the entry of a connection that the client has ended lives as long
+// as that of an idle one, and counts as closing. A SYN of the same port stays with its server, and
+// the next packet begins the next connection.
 func TestPortIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	f, servers, send := idleConnections(t, desired.PlacementLeastQueue, 1)

@@ -84,7 +84,7 @@ func TestFormerFlowsOutliveReloads(t *testing.T) {
 	}
 }
 
-// requireKnown fails the test unless the servers of a service are asked as the service wants it.
+// requireKnown requires that packets of known flows ask the servers of a service for svc.known.
 func (f *fixture) requireKnown(service string) {
 	f.t.Helper()
 	svc := f.services.byName[service]

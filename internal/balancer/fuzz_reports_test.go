@@ -156,8 +156,8 @@ func reportCaptures() (frames [][]byte) {
 	return frames
 }
 
-// vary gives the servers states of varyColumns, and loads, of which the data path and the reference
-// know, so that few frames meet many states. All of them follow from the frames.
+// vary gives the servers random states and loads, in the data path and in the reference, so that
+// few frames meet many states. The states follow from the frames.
 func (r *reference) vary(frames [][]byte) {
 	r.t.Helper()
 	random := rand.New(rand.NewPCG(uint64(crc32.ChecksumIEEE(slices.Concat(frames...))), 0))

@@ -133,8 +133,8 @@ func TestBadFileOfGenerations(t *testing.T) {
 	}
 }
 
-// A directory of state that cannot be written is told once, and so is its recovery. Another reason
-// is told, and is no event.
+// A state directory that cannot be written is reported once, and so is its recovery. Another reason
+// is reported too, but makes no event.
 func TestUnsavedGenerations(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s1", 1, 1)))

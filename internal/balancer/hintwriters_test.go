@@ -237,11 +237,11 @@ func TestTwoAnswersAtOnce(t *testing.T) {
 	t.Logf("%d rounds", rounds)
 }
 
-// meet waits until so many goroutines have come, or until the test has failed. It does not sleep,
-// so that all go on at the same moment.
+// meet waits until all goroutines have called it as often as this one, or until the test has
+// failed. It does not sleep, so that all go on at the same moment.
 func meet(t *testing.T, arrived *atomic.Int64, all int) {
-	number := arrived.Add(1) - 1
-	for arrived.Load() < number-number%int64(all)+int64(all) && !t.Failed() {
+	before := arrived.Add(1) - 1
+	for round := before / int64(all); arrived.Load() < (round+1)*int64(all) && !t.Failed(); {
 	}
 }
 

@@ -92,7 +92,6 @@ func TestHuntRandom(t *testing.T) {
 	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
 }
 
-// without returns the names except one.
 func without(names []string, one string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == one })
 }
@@ -171,7 +170,6 @@ func nodesExcept(svc *desired.Service, except ...string) (names []string) {
 	return names
 }
 
-// huntingWithout is hunting without some servers.
 func huntingWithout(candidates int, names ...string) *desired.Balancer {
 	cfg := hunting(desired.SelectConsistent, candidates)
 	for i := range cfg.Services {

@@ -285,7 +285,8 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {
 		before, wasThere := slotOf[in.names[i]]
-		if isKnown[i] = wasThere && before == slot; isKnown[i] {
+		isKnown[i] = wasThere && before == slot
+		if isKnown[i] {
 			continue
 		}
 		var err error

@@ -36,7 +36,7 @@ func BenchmarkInference(b *testing.B) {
 	}
 }
 
-// openThousands opens a balancer with so many servers that infers.
+// openThousands opens a balancer that infers, with the given number of servers.
 func openThousands(b *testing.B, servers int, estimator desired.Estimator) *fixture {
 	var all []desired.Server
 	for i := range servers {

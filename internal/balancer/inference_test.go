@@ -70,7 +70,6 @@ func (f *fixture) infers(d time.Duration) {
 	}
 }
 
-// priceOf returns the price of a server.
 func (f *fixture) priceOf(server string) infer.Price {
 	f.t.Helper()
 	return f.plane.Loads.Price(f.slot("web", server))
@@ -342,9 +341,6 @@ func (f *fixture) established() (flows uint32) {
 	return flows
 }
 
-// A server with trials gets the next flows, however idle the other servers are. Each flow takes a
-// trial, and the dry run before it takes none.
-// New flows that do not count any more are not shown.
 // A trace shows the scores also where a flow goes to a candidate of its bucket without a flow table.
 func TestTraceOfCandidates(t *testing.T) {
 	t.Parallel()
@@ -385,15 +381,6 @@ func TestTraceOfEqualScores(t *testing.T) {
 	}
 }
 
-// The log says when a server begins and ends to seem ill.
-// A server keeps no trials that its estimator does not give it any more.
-// A server that begins to take flows seems slow at first, whatever the reason is for which it took
-// none. A service that begins has no slow start, and neither has a restart.
-// A server that was added while no process ran begins slowly. The others do not.
-// A server that is removed and added again before its slot is free begins anew: with no durations, no
-// trials and no estimate.
-// If all servers of a service are replaced by others of the same names, these begin anew. If they
-// stay, they do not.
 // While servers come and go, flows go to the lowest server, and the slots of removed servers become
 // free without a rank.
 func TestRankingFollowsServers(t *testing.T) {
@@ -508,7 +495,6 @@ func TestRefusedReloadKeepsRanking(t *testing.T) {
 	f.goesToLowest(1000, 20)
 }
 
-// estimatorOf returns the estimator of a service.
 func (f *fixture) estimatorOf(service string) *infer.Estimator {
 	return f.inference.byName[service].estimator
 }

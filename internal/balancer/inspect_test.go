@@ -131,7 +131,6 @@ func serviceNamesOf(s *inspect.Snapshot) (names []string) {
 	return names
 }
 
-// Flows are counted by state, also the flows of removed servers until the next sweep frees them.
 // Brief reads the wanted services and no candidate table. What it reads equals that of Snapshot.
 func TestBrief(t *testing.T) {
 	t.Parallel()
@@ -167,6 +166,7 @@ func TestBrief(t *testing.T) {
 	}
 }
 
+// Flows are counted by state, also the flows of removed servers until the next sweep frees them.
 func TestSnapshotFlowStates(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())

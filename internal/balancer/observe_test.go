@@ -46,7 +46,7 @@ func (o *observer) of(slot uint32) *infer.Counters {
 	return o.counters[slot]
 }
 
-// add counts a flow of the slot's server in its state, so many times.
+// add counts a flow the given number of times: for the server in its slot, by its state.
 func (o *observer) add(f observedFlow, times int) {
 	switch f.state {
 	case stateNew:

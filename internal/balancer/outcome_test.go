@@ -40,7 +40,6 @@ type outcome struct {
 	Servers map[string]tally // by "service/server"
 }
 
-// counters are the values of all counters.
 type counters struct{ reasons, servers map[string]tally }
 
 func (f *fixture) counters() counters {

@@ -117,7 +117,7 @@ func set(frame []byte, offset int, value uint16) []byte {
 	return out
 }
 
-// withLength returns a copy of the frame whose IP header says that its packet has so many bytes.
+// withLength returns a copy of the frame whose IP header says that its packet has length bytes.
 func withLength(frame []byte, length int) []byte {
 	if frame[ethernetLength]>>4 == 4 {
 		return set(frame, 2, uint16(length))

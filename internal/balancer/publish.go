@@ -56,7 +56,6 @@ func (b *Balancer) tellReasons() {
 	}
 }
 
-// publishAll publishes the changes of all services.
 func (b *Balancer) publishAll() {
 	for _, svc := range b.services.byName {
 		b.publish(svc)

@@ -285,7 +285,7 @@ func TestQUICServersChange(t *testing.T) {
 	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
 }
 
-// requireIDs requires that the table of server IDs has so many entries.
+// requireIDs requires that the table of server IDs has the given number of entries.
 func requireIDs(t *testing.T, f *fixture, want int) {
 	t.Helper()
 	var prefix dataplane.QUICPrefix

@@ -107,7 +107,6 @@ func (r *reference) setOf(flow dataplane.Flow) (set referenceSet, tag uint64) {
 // markOf returns the mark of a slot: the highest bits of its product with the golden ratio.
 func markOf(slot uint32) uint64 { return uint64(slot * 0x9e3779b9 >> 29) }
 
-// slotOf returns the slot of a server.
 func (r *reference) slotOf(svc *desired.Service, server string) uint32 {
 	name := svc.Name + "/" + server
 	if _, ok := r.loads.slots[name]; !ok {

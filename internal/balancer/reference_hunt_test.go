@@ -204,7 +204,7 @@ func hear(b []byte) (h heard, ok bool) {
 	h.sender, h.hopLimit = srv6.Parse(vip).Locator, b[7]
 	h.report = binary.BigEndian.Uint64(b[16:])
 	switch {
-	case next == 43:
+	case next == 43: // a segment routing header with three segments, one of them left
 		if len(rest) < 56 || rest[1] != 6 || rest[2] != 4 || rest[3] != 1 || rest[4] != 2 {
 			return h, false
 		}

@@ -30,7 +30,7 @@ func unserved() *desired.Balancer {
 	return cfg
 }
 
-// The numbers of resets, by the examples of RFC 9293 section 3.10.7.1: apart from the reference.
+// Resets have the sequence numbers of RFC 9293 section 3.10.7.1. The reference takes no part.
 func TestNumbersOfResets(t *testing.T) {
 	t.Parallel()
 	f := open(t, unserved())
@@ -55,10 +55,10 @@ func TestNumbersOfResets(t *testing.T) {
 	}
 }
 
-// notRejected are packets that get no answer because it could do harm: resets, ICMP errors, and
-// packets whose source is not a single host. A service without a server may have connections on
-// servers that are drained or fail, and a port without a service at other balancers: their packets
-// are not answered either.
+// notRejected are packets that get no answer because it could do harm: resets, ICMP errors, packets
+// whose source is not a single host, and packets that may belong to a connection. Where no server
+// takes new flows, a drained or failing one may have the connection. Where no service has the port,
+// it may be a connection through another balancer.
 func notRejected() [][]byte {
 	from := func(source string, protocol desired.Protocol) []byte {
 		address := netip.MustParseAddr(source)
@@ -120,7 +120,7 @@ func TestRejectIsReloaded(t *testing.T) {
 	}
 }
 
-// openNarrow is a balancer that is told to answer all frames of causes.
+// openNarrow opens a balancer that answers all frames of causes.
 func openNarrow(t *testing.T) *fixture {
 	f := open(t, unserved())
 	for _, server := range []string{"s1", "s2", "s3"} {

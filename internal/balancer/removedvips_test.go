@@ -28,7 +28,7 @@ func webAnd(vips ...netip.Addr) *desired.Balancer {
 	return cfg
 }
 
-// requireRemoved fails the test unless these are the removed VIPs, with so many dropped packets.
+// requireRemoved fails the test unless these are the removed VIPs, with their dropped packets.
 func (f *fixture) requireRemoved(want map[netip.Addr]uint64) {
 	f.t.Helper()
 	got := map[netip.Addr]uint64{}
@@ -43,7 +43,7 @@ func (f *fixture) requireRemoved(want map[netip.Addr]uint64) {
 	}
 }
 
-// age makes all removed VIPs so much older.
+// age makes all removed VIPs older by the given time.
 func (f *fixture) age(by time.Duration) {
 	f.t.Helper()
 	entries := f.plane.Services.All()

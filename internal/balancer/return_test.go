@@ -82,7 +82,6 @@ func newFabricOf(t *testing.T, cfg *desired.Balancer, way string, interfaces ...
 	return n
 }
 
-// connect makes an interface.
 func (n *fabric) connect(name string, number int) {
 	n.t.Helper()
 	r := &router{ns: testhost.NewNamespace(n.t)}

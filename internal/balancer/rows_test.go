@@ -171,8 +171,8 @@ func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service, built *builtRows) 
 	return places
 }
 
-// compare compares the rows of both balancers, and with those that follow from all changes, as long
-// as the balancers know the sets of all.
+// compare compares the rows of the balancers with each other. If they know the sets of all changes,
+// it also compares them with the rows that follow from these changes.
 func (m *rowsMachine) compare(t *rapid.T) {
 	got := m.early.rows(t, &m.service, &m.built)
 	if m.late != nil {

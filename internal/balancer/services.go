@@ -183,7 +183,6 @@ func healthOf(m *member) health.State {
 	return health.Unchecked
 }
 
-// members lists the members of all services.
 func (s *services) members() []*member {
 	var all []*member
 	for _, svc := range s.byName {

@@ -22,10 +22,10 @@ type slowStart struct {
 	rests  bool      // it takes no new flows in this tick
 }
 
-// fits notes whether the member gets new flows (used) and whether it has a cause. If the member is
-// not used, fits ends its slow start. If it was unfit and is used now, fits begins a slow start,
+// note notes whether the member gets new flows (used) and whether it has a cause. If the member is
+// not used, note ends its slow start. If it was unfit and is used now, note begins a slow start,
 // unless the given time is 0.
-func (s *slowStart) fits(used, hasCause bool, within time.Duration, now time.Time) {
+func (s *slowStart) note(used, hasCause bool, within time.Duration, now time.Time) {
 	switch {
 	case !used:
 		*s = slowStart{unfit: s.unfit || hasCause}
@@ -81,7 +81,7 @@ func (svc *service) slow() time.Duration {
 func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
 	resting := 0
 	for _, m := range svc.members {
-		m.slow.fits(used[m], m.Takes() && m.causes != 0, svc.slow(), now)
+		m.slow.note(used[m], m.Takes() && m.causes != 0, svc.slow(), now)
 		if used[m] && m.slow.rests {
 			resting++
 		}

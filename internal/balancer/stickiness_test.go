@@ -152,7 +152,7 @@ func (f *fixture) state(flow dataplane.Flow, service string, parts map[string]st
 }
 
 // A half-open flow stays with an unheard server, which has answered its SYN. A second server would
-// reset what the client has from the first. All other SYNs are offered to other servers.
+// reset the connection that the client has with the first. Other SYNs are offered to other servers.
 func TestSYNOfUnheardServer(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(desired.SelectConsistent, 2))

@@ -13,6 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/infer"
 )
 
+// A server with trials gets the next flows, however idle the other servers are. Each flow takes a
+// trial, and the dry run before it takes none.
 func TestTrialsAreTaken(t *testing.T) {
 	t.Parallel()
 	for _, among := range []desired.Among{desired.AmongAll, desired.AmongCandidates} {
@@ -33,6 +35,7 @@ func TestTrialsAreTaken(t *testing.T) {
 	}
 }
 
+// New flows that do not count any more are not shown.
 func TestStaleFlowsAreNotShown(t *testing.T) {
 	t.Parallel()
 	f := open(t, inferring(manyServers(1)...))
@@ -45,6 +48,7 @@ func TestStaleFlowsAreNotShown(t *testing.T) {
 	}
 }
 
+// The log says when a server begins to seem ill, and when it seems well again.
 func TestLogOfSuspects(t *testing.T) {
 	t.Parallel()
 	f := open(t, inferring(manyServers(2)...))
@@ -66,6 +70,7 @@ func TestLogOfSuspects(t *testing.T) {
 	}
 }
 
+// A server loses the trials that its estimator does not give it any more.
 func TestTrialsEnd(t *testing.T) {
 	t.Parallel()
 	f := open(t, inferring(manyServers(4)...))
@@ -81,6 +86,8 @@ func TestTrialsEnd(t *testing.T) {
 	}
 }
 
+// A server that begins to take flows seems slow at first, for whatever reason it took none. A
+// service that begins has no slow start, and neither has a restart.
 func TestSlowStart(t *testing.T) {
 	t.Parallel()
 	servers := manyServers(5)
@@ -135,6 +142,7 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
+// A server that was added while no process ran begins slowly. The others do not.
 func TestSlowStartAfterRestart(t *testing.T) {
 	t.Parallel()
 	cfg := placingBy(desired.PlacementSED, manyServers(3)...)
@@ -154,6 +162,8 @@ func TestSlowStartAfterRestart(t *testing.T) {
 	}
 }
 
+// A server that is removed and added again before its slot is free begins anew: with no durations,
+// no trials and no estimate.
 func TestServerThatIsBackBeginsAnew(t *testing.T) {
 	t.Parallel()
 	cfg := func(servers ...desired.Server) *desired.Balancer {
@@ -187,6 +197,8 @@ func TestServerThatIsBackBeginsAnew(t *testing.T) {
 	}
 }
 
+// If all servers of a service are replaced by others of the same names, these begin slowly. If they
+// stay, they do not.
 func TestAllServersAreReplaced(t *testing.T) {
 	t.Parallel()
 	cfg := func(host byte) *desired.Balancer {

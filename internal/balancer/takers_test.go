@@ -27,8 +27,8 @@ func (m *meeting) wait(n int32) {
 	}
 }
 
-// collide runs the data path with two frames at the same time, each on its own core, the given
-// number of times in make test. It calls before and after around each time; after gets the
+// collide runs the data path with two frames at the same time, each on its own core: as often as
+// given, times the flag collisions. Each time it calls before first, and then after with the
 // verdicts.
 func (f *fixture) collide(times int32, frames [2][]byte, before func(), after func(verdict [2]uint32)) {
 	times *= int32(*collisions)

@@ -86,8 +86,7 @@ func openStorm(t testing.TB, buckets uint32) *storm {
 }
 
 // config returns a configuration with the given servers and an anchor for each service. The anchors
-// have weight 1 or 0. The given servers are few of five, besides number 9, so that their slots go
-// from one to another.
+// have weight 1 or 0.
 func (s *storm) config(anchors bool, web, dns []int) *desired.Balancer {
 	cfg := crowded(s.buckets)
 	for i, chosen := range [][]int{web, dns} {
@@ -106,7 +105,7 @@ func (s *storm) config(anchors bool, web, dns []int) *desired.Balancer {
 	return cfg
 }
 
-// macs returns the next hops of the servers of a configuration, with the names of their services.
+// macs returns the servers of a configuration, as service/server, by their next hops.
 func macs(cfg *desired.Balancer) map[packet.MAC]string {
 	out := map[packet.MAC]string{}
 	for _, svc := range cfg.Services {
@@ -273,7 +272,7 @@ func (s *storm) problem(flow dataplane.Flow, anchored bool, verdict uint32, to p
 func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 	s.t.Helper()
 	switch random.IntN(6) {
-	case 0:
+	case 0: // so few servers that slots go from one to another
 		pick := func() []int { return append([]int{stays}, random.Perm(5)[:random.IntN(4)]...) }
 		s.change(s.config(false, pick(), pick()))
 	case 1:

@@ -13,13 +13,14 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// wallClock matches what makes a time depend on the date and time of the host. A time.Time from
-// time.Now has a monotonic part, too, which comparisons use (package time), until it is converted.
+// wallClock matches expressions that make a time depend on the date and time of the host. A
+// time.Time from time.Now also has a monotonic part, which comparisons use (package time). A
+// conversion removes that part.
 var wallClock = regexp.MustCompile(
 	`\btime\.Unix\(|\.Unix(Nano|Milli|Micro)?\(\)|\.ModTime\(\)|SetToCurrentTime|CLOCK_REALTIME|\.UTC\(\)|\.Round\(0\)`)
 
-// shown are the files that use the date and time, and what for. None of them decides by it.
-// Whoever adds a file says why a jump does no harm.
+// shown are the files that use the date and time, and for what. None of them decides by the date
+// and time. The text must say why a jump does no harm.
 var shown = map[string]string{
 	"cmd/segue/statuswatch.go":   "the time of a status, for humans",
 	"cmd/segue/store.go":         "since when the balancer waits for its store, for alerts",

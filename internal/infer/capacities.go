@@ -193,8 +193,8 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 
 // service returns the mean time of a service, or 0 if it is not known. It is the mean duration of
 // flows that are alone on a home server. Servers that are never idle have no such flows. Then
-// service takes the smallest number of flows that home servers have had when enough of them ended.
-// It assumes that a server serves this number at once.
+// service takes the smallest number of flows that home servers had while enough flows ended. It
+// assumes that a server serves this number at once.
 func (c *Capacities) service(home []int32) float64 {
 	for n := 1; n <= MostServed; n++ {
 		var had tenure

@@ -247,8 +247,8 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// TestEqualDelays checks that rounding does not make equal delays of SED unequal: all servers have
-// a number of flows in proportion to their weight, with the next one.
+// TestEqualDelays checks that rounding does not make equal delays of SED unequal. With the next
+// flow, the number of flows of each server is in proportion to its weight.
 func TestEqualDelays(t *testing.T) {
 	for _, weights := range [][]float64{
 		{1, 2, 4}, {10, 20}, {3, 4, 0}, {7, 5, 3}, {997, 991}, {1, 1000}, {0.5, 1, 2}, {60, 120, 900},

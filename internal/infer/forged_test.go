@@ -8,10 +8,10 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// forge lets a client begin flows on a server, end each of them and begin it again so many times
-// while all are there, and end all, at one moment. The data path counts such ends only if each flow
-// is another one, or once in some seconds (docs/operate/infer.md): this is what a client with
-// thousands of ports can do.
+// forge lets a client begin the given number of flows on a server. While all of them are there, one
+// ends and begins again, the given number of times. Then all end. All of this happens at one
+// moment. The data path counts such ends only if each flow is another one, or once in some seconds
+// (docs/operate/infer.md): this is what a client with thousands of ports can do.
 func (w *world) forge(server, flows, times int) {
 	c := &w.gates[0].counters[server]
 	begin := func() { c.Placed, c.Answered, c.Established = c.Placed+1, c.Answered+1, c.Established+1 }
@@ -47,8 +47,9 @@ func (w *world) duration(seconds float64) float64 {
 
 // TestForgedCapacity lets a client pretend that one of eight servers serves 31 flows at once, or that
 // seven of them serve single flows in no time. Capacities are learned from that, but not beyond a
-// multiple of the median. So the duration of flows stays within a factor that is far below the one
-// of a server that gets as many flows as it seems to serve: 2.8 to 4 without the bound.
+// multiple of the median. So the duration of flows grows by the factors below at most. Without the
+// bound, the server would get as many flows as it seems to serve, and the factors would be 2.8 to
+// 4.
 func TestForgedCapacity(t *testing.T) {
 	attract := func(w *world) { w.every(1, func() { w.forge(3, 31, 600) }) }
 	repel := func(w *world) {

@@ -24,12 +24,12 @@ const seed = "segue home 1\x00"
 // Homes returns the home of each server, as an index of balancers. It is the balancer that ranks
 // highest for the server by rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings
 // to increase hit rates", 1998), among those with room. A balancer has room until its home servers
-// have an equal share of the total weight, because a balancer could not notice that it has too few
-// home servers for its traffic. The servers are assigned in the order of their hashes, so that each
-// balancer gets some of each kind. Territory infers the state of other servers from a balancer's
-// home servers. These inferences are right only if the home servers are like the other servers
-// (docs/research/placement.md). Balancers with the same members agree, whatever the order of the
-// members.
+// have its share of the total weight. All shares are equal: a balancer could not notice that it has
+// too few home servers for its traffic. The servers are assigned in the order of their hashes, so
+// that each balancer gets some of each kind. Territory infers the state of other servers from a
+// balancer's home servers. These inferences are right only if the home servers are like the other
+// servers (docs/research/placement.md). Balancers with the same members agree, whatever the order
+// of the members.
 func Homes(servers []Member, balancers []string) []int32 {
 	homes := make([]int32, len(servers))
 	if len(balancers) == 0 {

@@ -20,13 +20,13 @@ func TestStates(t *testing.T) {
 		occupancy int32
 	}{
 		{"a SYN is not counted", []Packet{Open}, Syn, 0},
-		{"nor is its copy", []Packet{Open, Open}, Syn, 0},
-		{"the first answer is", []Packet{Open, Data}, Conn, 1},
-		{"and no later one", []Packet{Open, Data, Data}, Conn, 1},
-		{"until the end", []Packet{Open, Data, End}, Null, 0},
-		{"a SYN that ends was never counted", []Packet{Open, End}, Null, 0},
-		{"what is not in the table is not known", []Packet{Data, End}, Null, 0},
-		{"a second flow of the same name", []Packet{Open, Data, End, Open, Data}, Conn, 1},
+		{"a repeated SYN is not counted", []Packet{Open, Open}, Syn, 0},
+		{"the first packet after the SYN is counted", []Packet{Open, Data}, Conn, 1},
+		{"later packets are not counted", []Packet{Open, Data, Data}, Conn, 1},
+		{"the end is subtracted", []Packet{Open, Data, End}, Null, 0},
+		{"the end of a flow that was not counted", []Packet{Open, End}, Null, 0},
+		{"a flow that is not in the table", []Packet{Data, End}, Null, 0},
+		{"a second flow of the same 5-tuple", []Packet{Open, Data, End, Open, Data}, Conn, 1},
 	} {
 		state, occupancy := Null, int32(0)
 		for _, p := range c.packets {

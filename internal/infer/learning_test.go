@@ -98,8 +98,8 @@ func TestLearnsFromAnyWork(t *testing.T) {
 }
 
 // TestLearnsSpeeds checks HLB's weights of servers with speeds 1 and 2. Divided by their mean, the
-// durations are 4/3 and 2/3. So the weights have a ratio of exp(2/3) or 1.95, divided by the sum of
-// eight of exp(2/3/8) or 1.09.
+// durations are 4/3 and 2/3, so the ratio of the weights is exp(2/3), which is 1.95. Divided by the
+// sum of eight durations, the ratio is exp(2/3/8), which is 1.09.
 func TestLearnsSpeeds(t *testing.T) {
 	for kind, want := range map[Kind]float64{HLB: 1.087, HLBFixed: 1.087, HLBMean: 1.948} {
 		for _, deviation := range []float64{0.1, 0.2, 0.6} {

@@ -70,12 +70,14 @@ func (r *Ranking) Best(random uint64) (server int32, score float64) {
 	turn := share(random, root.ties) // the number of the chosen one among servers of this score
 	at := int32(1)
 	for at < r.first {
-		at *= 2
-		if left := r.nodes[at]; left.score > root.score || turn >= left.ties {
-			if left.score == root.score {
-				turn -= left.ties
-			}
-			at++
+		at *= 2 // the left child
+		left := r.nodes[at]
+		if left.score > root.score {
+			left.ties = 0
+		}
+		if turn >= left.ties {
+			turn -= left.ties
+			at++ // the right child
 		}
 	}
 	return at - r.first, root.score

@@ -218,9 +218,9 @@ func (e *Estimator) suspect(seconds float64) {
 
 // treat does what follows from the belief about a server. A server that is watched gets the given
 // trials for this window, and can save up at most the given number. A home server without flows
-// gets trials too if capacities are learned. All others have none. When a server is no longer
-// suspect, it begins a slow start. If its flows fall silent, treat forgets its capacity: it was
-// learned from such flows before the server was known to be ill.
+// gets trials too if capacities are learned. All other servers have none. When a server is no
+// longer suspect, it begins a slow start. If its flows fall silent, treat forgets its capacity: it
+// was learned from such flows before the server was known to be ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect

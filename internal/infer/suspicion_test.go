@@ -9,8 +9,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestFaults lets one of eight servers fail in each of four ways. In the minute from 3 s after that
-// on, it must get no more than its share of new flows. After it is well it must get flows again.
+// TestFaults lets one of eight servers fail in each of four ways. In the minute that begins 3 s
+// later, it must get no more than its share of new flows. When it is well, it must get flows again.
 func TestFaults(t *testing.T) {
 	for _, setup := range []struct {
 		name            string

@@ -74,7 +74,7 @@ func TestTerritoryWithoutHome(t *testing.T) {
 	}
 }
 
-// plainTerritory computes the same choice directly, from all servers.
+// plainTerritory computes the choice of Territory directly, from all servers.
 func plainTerritory(flows, capacity []float64, order []int32, homes int) int32 {
 	carried, room := 0.0, 0.0
 	for _, s := range order[:homes] {
@@ -87,16 +87,17 @@ func plainTerritory(flows, capacity []float64, order []int32, homes int) int32 {
 		if c == 0 {
 			continue
 		}
-		l, abroad := flows[s], 0.0
+		load, away := flows[s], 0.0
 		if at >= homes {
-			abroad = 1
+			away = 1
 			if room > 0 {
-				l += min(carried/room, mostOthers) * c
+				load += min(carried/room, mostOthers) * c
 			}
 		}
-		now := [3]float64{math.Max(0, l+1-c) / c, abroad, (l + 1) / c}
-		if best < 0 || slices.Compare(now[:], bestScore[:]) < 0 {
-			best, bestScore = s, now
+		// The least waiting, then home servers, then the shortest delay.
+		score := [3]float64{math.Max(0, load+1-c) / c, away, (load + 1) / c}
+		if best < 0 || slices.Compare(score[:], bestScore[:]) < 0 {
+			best, bestScore = s, score
 		}
 	}
 	return best
@@ -143,8 +144,8 @@ func TestTerritoryIsPlain(t *testing.T) {
 	})
 }
 
-// TestHomes checks that balancers agree, that shares are even, and that no more servers move than
-// necessary.
+// TestHomes checks that balancers agree, whatever the order of their names, and that shares are
+// even.
 func TestHomes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, b := rapid.IntRange(0, 100).Draw(t, "servers"), rapid.IntRange(1, 8).Draw(t, "balancers")
@@ -189,8 +190,8 @@ func TestHomesOfEqualServersAreEven(t *testing.T) {
 	}
 }
 
-// TestHomesStay checks that most servers keep their home when one of 8 balancers is removed,
-// except for its own servers.
+// TestHomesStay checks that most servers of the other balancers keep their home when one of 8
+// balancers is removed.
 func TestHomesStay(t *testing.T) {
 	all := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
 	before, after := Homes(members(1000), all), Homes(members(1000), all[:7])

@@ -22,7 +22,7 @@
 /* One error becomes many packets, and anybody can forge errors. So each core copies fewer errors
  * than it answers packets. Errors beyond that go where the flow's bucket leads, as under `hash`. */
 #define COPIED_PER_SECOND 100
-#define COPIED_IN_A_ROW 20
+#define COPIED_BURST 20
 /* The most servers that get a copy: those with the lowest slots. */
 #define MOST_COPIES 256
 
@@ -43,7 +43,7 @@ static __always_inline bool may_copy_now(void)
 	__u32 key = 0;
 
 	return take_token_of(bpf_map_lookup_elem(&copied, &key), 1000000000ULL / COPIED_PER_SECOND,
-			     COPIED_IN_A_ROW);
+			     COPIED_BURST);
 }
 
 /* The first two bytes of the source address of a frame to copy, in memory order. The lowest bit of
@@ -51,8 +51,8 @@ static __always_inline bool may_copy_now(void)
 #define COPY_TAG 0x6c5f
 
 /* Whether a frame is for this host alone, and its source is no group address. The first eight bytes
- * of a frame are compared at once: the destination, and two bytes of the source. The shift keeps
- * only the lowest bit of the source's first byte, which marks a group address. */
+ * of a frame are compared at once: the destination, and two bytes of the source. Of these two, the
+ * shift keeps only the lowest bit of the first byte, which marks a group address. */
 static __always_inline bool from_host_to_host(const struct xdp_md *ctx)
 {
 	const struct ethhdr *ethernet = frame_start(ctx);
@@ -90,7 +90,7 @@ __noinline int leave_for_copies(struct xdp_md *ctx, const struct packet *pkt,
 		return LB_DROP_NO_SERVER;
 	if (pkt->hop_limit <= 1)
 		return LB_DROP_HOP_LIMIT;
-	/* A header that is inserted is written with the decremented hop limit. */
+	/* srv6-insert copies the IPv6 header, and decrements the hop limit as it copies. */
 	if (service->rule.encapsulation != ENCAP_SRV6_INSERT && !take_hop(ctx, pkt))
 		return LB_DROP_IP_HEADER;
 	ethernet = frame_start(ctx);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Fragments. The first fragment of a packet has the ports: it takes the path of a whole packet, and
- * its flow is remembered here. Later fragments follow it. Those that come before it are held
- * (hold.h).
+ * its flow is stored here. Later fragments follow it. Those that come before it are held (hold.h).
  */
 #ifndef SEGUE_BALANCER_PATH_FRAGMENT_H
 #define SEGUE_BALANCER_PATH_FRAGMENT_H
@@ -16,8 +15,8 @@
  * identifications of a fast sender wrap around soon (RFC 4963). */
 #define FRAGMENT_LIFETIME 5000000000ULL /* ns */
 
-/* Holds a later fragment until the first one comes. `is_outdated`: `fragments` has an entry for the
- * packet that is too old. Linux 6.1 takes no key from a parameter of a global function, so
+/* Holds a later fragment until the first one comes. `is_outdated`: the packet's entry in
+ * `fragments` is too old. Linux 6.1 takes no key from a parameter of a global function, so
  * hold_fragment() cannot write the entry. */
 static __always_inline enum lb_reason await_first(struct xdp_md *ctx,
 						  const struct fragment_key *key, bool is_outdated)
@@ -49,8 +48,8 @@ read_later_fragment(struct xdp_md *ctx, const struct fragment_key *key, struct p
 	return LB_NONE;
 }
 
-/* Reads a first fragment, which must include all headers (RFC 7112). It notes the flow for later
- * fragments, and tells user space if it holds some. */
+/* Reads a first fragment, which must include all headers (RFC 7112), and stores its flow for later
+ * fragments. If some have come before it, user space holds them, and learns that it has come. */
 static __always_inline enum lb_reason
 read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {

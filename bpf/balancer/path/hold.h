@@ -63,7 +63,7 @@ struct {
 
 /* How many fragments are held of all sources that share a budget (hold_budget_of). */
 #define HELD_PER_SECOND 128
-#define HELD_IN_A_ROW 128
+#define HELD_BURST 128
 #define HOLD_BUDGET_BITS 12
 
 /* Token buckets (net/token.h) by the prefix of the source. So a flood of fragments from one network
@@ -78,7 +78,7 @@ struct {
 /* How many fragments a core gives to user space, whatever their sources. User space takes a few
  * microseconds for each. */
 #define HELD_BY_CORE_PER_SECOND 10000
-#define HELD_BY_CORE_IN_A_ROW 2000
+#define HELD_BY_CORE_BURST 2000
 
 /* The token bucket of each core. */
 struct {
@@ -107,9 +107,9 @@ static __always_inline bool may_hold_now(const struct in6_addr *source)
 	__u32 budget = hold_budget_of(source), core = 0;
 
 	return take_token_of(bpf_map_lookup_elem(&hold_budgets, &budget),
-			     1000000000ULL / HELD_PER_SECOND, HELD_IN_A_ROW) &&
+			     1000000000ULL / HELD_PER_SECOND, HELD_BURST) &&
 	       take_token_of(bpf_map_lookup_elem(&hold_by_core, &core),
-			     1000000000ULL / HELD_BY_CORE_PER_SECOND, HELD_BY_CORE_IN_A_ROW);
+			     1000000000ULL / HELD_BY_CORE_PER_SECOND, HELD_BY_CORE_BURST);
 }
 
 /* The source of a frame that user space has held, in memory order: 02:'h':'e':'l':'d':0. It is no

@@ -29,7 +29,8 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 {
 	enum lb_reason why;
 
-	/* It then visits all servers that may have the flow, whatever its cookie or hint says. */
+	/* Such a packet visits all servers that may have its flow. Its cookie or hint may be wrong,
+	 * and no server could return the packet. */
 	if (!can_return(pkt) && !starts_connection(pkt))
 		pkt->visits_all = true;
 	if (has_flows(service)) {
@@ -76,7 +77,7 @@ static __always_inline bool recall_flow(const struct packet *pkt, const struct s
 		       : recall_former(pkt, service, flow, segments);
 }
 
-/* Remembers where a flow was placed, and says why the packet goes there. */
+/* Stores where a flow was placed. Returns the reason that the packet is counted as. */
 static __always_inline enum lb_reason commit(const struct packet *pkt,
 					     const struct service *service, struct flow *flow,
 					     const struct segments *segments)

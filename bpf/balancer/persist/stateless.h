@@ -41,11 +41,12 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
  * the flow may be older than cookies.
  *
  * With hints, it also does if the column has several servers, because its cookie may be wrong. The
- * flow may be one that persistence `hint` has left, whose timestamps name any column, or its server
- * may have learnt a wrong column. If the column has one server, that server returns such a packet.
- * Servers do not return a packet with a longer list, so a longer list must have all servers of the
- * row. That costs 16 bytes for each server, but only in columns that have changed. The hint table
- * would name the server in fewer bytes, but it forgets flows that are idle for a minute.
+ * flow may be from before a change from persistence `hint`: then its timestamps name any column. Or
+ * its server may have learnt a wrong column. If the column has one server, that server returns the
+ * packet of a wrong cookie. Servers do not return a packet with a longer list, so a longer list
+ * must have all servers of the row. That costs 16 bytes for each server, but only in columns that
+ * have changed. The hint table would name the server in fewer bytes, but it forgets flows that are
+ * idle for a minute.
  */
 static __always_inline bool visits_row(const struct packet *pkt, const struct service *service,
 				       int column, const struct segments *segments)
@@ -76,7 +77,7 @@ __noinline int list_for_cookie(const struct packet *pkt, const struct service *s
 	list_column(service, bucket, first, LIST_ANY, segments);
 	if (!visits_row(pkt, service, column, segments))
 		return 0;
-	segments->count = fit;
+	segments->count = fit; /* the other servers of the column follow those of the row */
 	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
 	list_column(service, bucket, first, LIST_REACHABLE, segments);
 	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
@@ -115,9 +116,9 @@ static __always_inline void note_syn(struct packet *pkt, const struct service *s
 
 /*
  * Finds the servers of a flow by the packet. The reason is none for SYNs, which are placed, and for
- * other packets without a cookie and without a hint, whose flow is then looked for. Some stacks
- * send resets without options. Without hints, a packet without a cookie visits the servers of the
- * first column, and then those of the others.
+ * other packets without a cookie and without a hint, whose servers placement then finds. Resets are
+ * such packets with some stacks, which send them without options. If the program has no hints, a
+ * packet without a cookie visits the servers of the first column, and then those of the others.
  */
 static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struct packet *pkt,
 						       const struct service *service, int *holder,

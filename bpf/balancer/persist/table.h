@@ -182,10 +182,10 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 	return confirm(pkt, flow, half_open_flow);
 }
 
-/* The server of the flow's entry, if it may have the flow, though the packet is not to stay with
- * it; negative: there is none. For a SYN, a server is left out if the connection is over. It is
- * also left out if it fails, unless it is only unheard: the SYN may be a late one of a connection
- * that it has. */
+/* The server of the flow's entry, if that server may have the flow, although the packet leaves it;
+ * negative: there is none. For a SYN, a server is left out if the connection is over. A failing
+ * server is left out too, unless it is only unheard: the SYN may be a late one of a connection that
+ * this server has. */
 static __always_inline int holder_of(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow)
 {
@@ -341,8 +341,8 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 /* Enters the server of a SYN-ACK as half-open, and returns the server that has the flow then. The
  * client may have answered another SYN-ACK since the flow table was read. So the flow table is read
  * again: confirm() enters a flow there before it removes the half-open entry. If the flow is there
- * now, the new half-open entry is removed. HALF_OPEN_NOBODY: then, and if no server could be
- * entered. */
+ * now, the new half-open entry is removed, and the result is HALF_OPEN_NOBODY. It is also
+ * HALF_OPEN_NOBODY if no server could be entered. */
 static __always_inline int enter_half_open(struct flow *flow, struct flow *half_open_flow,
 					   __u32 server)
 {

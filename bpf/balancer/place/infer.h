@@ -143,7 +143,8 @@ static __always_inline void put_best_first(struct segments *segments)
 		if (load)
 			best = lower(best, rank_of(i, load));
 	}
-	/* Otherwise the verifier would follow the ranks of all servers. */
+	/* The place goes through memory (the padding). Otherwise the verifier would follow the
+	 * ranks of all servers. */
 	*(volatile __u8 *)segments->pad = best & (MAX_CANDIDATES - 1);
 	place = *(volatile __u8 *)segments->pad & (MAX_CANDIDATES - 1);
 	segments->server[0] = segments->server[place];

@@ -43,7 +43,7 @@ static __always_inline __u64 estimate_load(const struct estimation *in, __u32 se
 {
 	__u64 heard = *(volatile __u64 *)&report_at(server)->heard;
 	__s64 value = heard >> 32;
-	__u64 age;
+	__u64 age; /* in 1/256 half-lives */
 
 	if (!value)
 		return place ? LARGEST_ESTIMATE : LEAST_ESTIMATE;
@@ -109,10 +109,10 @@ static __always_inline void merge_three(const __u64 pair[4], __u64 a[3])
 		b[i] = pair[i] >> PAIR_SHIFT;
 	}
 	put_in_order(&a[0], &b[0]); /* the first */
-	put_in_order(&a[1], &b[1]); /* a[1]: the lower one of the second keys */
-	put_in_order(&a[1], &b[0]); /* the second; b[0]: the third, unless that is another list's */
-	put_in_order(&a[2], &b[2]);
-	put_in_order(&a[2], &b[0]); /* the third */
+	put_in_order(&a[1], &b[1]); /* a[1]: the lower one of both lists' second keys */
+	put_in_order(&a[1], &b[0]); /* the second */
+	put_in_order(&a[2], &b[2]); /* a[2]: the lower one of both lists' third keys */
+	put_in_order(&a[2], &b[0]); /* the third: b[0] may be lower than that key */
 }
 
 /* A key has a candidate's estimate in its upper bits, and the candidate's place in the list in the

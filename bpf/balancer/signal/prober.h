@@ -21,11 +21,11 @@ struct probe {
 	struct in6_addr vip;
 	__u64 token;	/* its low 16 bits are the server's slot; 0: none was sent */
 	__u64 answered; /* the token of the last answer */
-	__u16 version;	/* of the last answer; so are the flags (enum probe_flag) */
-	__u16 flags;
+	__u16 version;	/* of the last answer */
+	__u16 flags;	/* of the last answer: enum probe_flag */
 	__u8 encapsulation; /* enum encapsulation */
-	__u8 protocol;	    /* of the service; so is the port. 0: the service has all ports */
-	__be16 port;
+	__u8 protocol;	    /* of the service */
+	__be16 port;	    /* of the service; 0: it has all ports */
 };
 
 /* The probes of servers, by slot. User space writes the fields of the probe, and the program writes

@@ -305,7 +305,7 @@ static long search_candidate(__u32 turn, const struct search_context *in)
 	if (is_taking(in->service, number))
 		find(in, number);
 	else if (number == NO_SERVER && search->wanted > search->place)
-		search->wanted = search->place; /* rows are so short in this generation */
+		search->wanted = search->place; /* the service has fewer servers than wanted */
 	if (search->found >= search->wanted)
 		return 1;
 	move_on(in->service, search);

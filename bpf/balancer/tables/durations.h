@@ -10,7 +10,7 @@
  * start may be replaced by the same flow when it begins again, and by any flow after MAX_TIMED.
  * Flows that last longer are missing in the sample if another flow comes by.
  *
- * Algorithm 1 has two slips. Its index is a random number modulo the number of servers, and not
+ * Algorithm 1 has two errors. Its index is a random number modulo the number of servers, and not
  * modulo the size of the buffer. It also takes a duration from each packet, so that a flow counts
  * as often as it has packets, with the times since its start. Here each timed flow gives one
  * duration.

@@ -105,7 +105,8 @@ static __always_inline bool hint_names(__u32 value, __u32 server)
  * Searches a word for the hint with a tag. Without branches, because the processor could not
  * predict which of the hints is the flow's. The difference from the tag is at most 0x7f80 after the
  * shift. So bit 15 of a hint remains if the tags are equal, and no hint borrows from the next one.
- * The product has the place in its highest bits.
+ * The last product turns the bit of the first such hint into the place 0, 16, 32 or 48, in its
+ * highest bits.
  */
 static __always_inline void hint_search(struct hint *hint)
 {

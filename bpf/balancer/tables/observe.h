@@ -21,10 +21,10 @@ struct {
  * flow was not established. */
 static __always_inline void count_end(__u32 slot, __u64 flows)
 {
-	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
+	struct ends *counts = bpf_map_lookup_elem(&ends, &slot);
 
-	if (of)
-		__sync_fetch_and_add(&of->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED], 1);
+	if (counts)
+		__sync_fetch_and_add(&counts->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED], 1);
 }
 
 /* Takes note of a flow that has changed its state. Its server has a place in a ranking. `flows` is
@@ -44,9 +44,9 @@ static __always_inline void observe(__u64 entry, const struct load *load, __u64 
 		count_end(entry_server(entry), established_of(flows - LOAD_ESTABLISHED) + 1);
 }
 
-/* Whether a server has less to do after a flow has changed its state: an established flow is so no
- * more, or a new flow has ended unconfirmed. With SURE_NEW or more new flows, as in a flood, the
- * end of a new flow does not count. */
+/* Whether a server has less to do after a flow has changed its state: the flow is no longer
+ * established, or it was new and has ended without becoming established. With SURE_NEW or more new
+ * flows, as in a flood, the end of a new flow does not count. */
 static __always_inline bool has_less(const struct load *load, enum flow_state from,
 				     enum flow_state to)
 {

@@ -26,8 +26,8 @@ type Rows struct {
 	generations, candidates int
 	// servers are the candidates, row by row. A row has generations times candidates of them.
 	servers []uint16
-	// slots are the slots of servers, if servers contains numbers: slots[n] is that of number n. If
-	// slots is nil, servers contains slots.
+	// If slots is nil, servers contains slots. Otherwise it contains indexes of this list, which
+	// has the slots: see WithSlots.
 	slots []uint16
 }
 
@@ -61,7 +61,7 @@ func (r *Rows) Candidates(bucket, generation int) []uint16 {
 	return slots
 }
 
-// slot returns the slot for an element of servers, which may be a number or NoServer.
+// slot returns the slot for an element of servers, which may be an index of slots, or NoServer.
 func (r *Rows) slot(server uint16) uint16 {
 	if r.slots == nil || server == NoServer {
 		return server
@@ -91,8 +91,7 @@ func (r *Rows) AddFormer(bucket, candidate int, server uint16) {
 	}
 }
 
-// WithSlots returns the same rows for other servers: slots[n] is the slot of number n. It shares
-// memory with r.
+// WithSlots returns the same rows with slots[n] in place of each n. It shares memory with r.
 func (r *Rows) WithSlots(slots []uint16) *Rows {
 	replaced := *r
 	replaced.slots = slots

@@ -135,7 +135,6 @@ func (t *EstimateTable) replace(slot uint32, stored *balancerEstimate) error {
 	return nil
 }
 
-// forgetEstimate removes the estimate of the slot's server.
 func (p *Plane) forgetEstimate(slot uint32) error {
 	if err := p.backup.keepEstimate(slot); err != nil {
 		return err

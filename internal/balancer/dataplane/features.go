@@ -36,7 +36,6 @@ var FeaturesOf = func(cfg *desired.Balancer) (needed Features) {
 	return needed
 }
 
-// features returns the features that a rule needs.
 func (r ServiceRule) features() Features {
 	persistence := balancerPersistence(r.Methods >> 4)
 	needed := placementFeature(balancerPlacement(r.Methods&0xf)) | persistenceFeature(persistence)

@@ -48,8 +48,8 @@ func TestCountsAreOfOneSweep(t *testing.T) {
 	testhost.Must(t, <-ended)
 }
 
-// A process that was killed while it stored counts keeps nobody from reading, and the next process
-// ends that.
+// If a process was killed while it stored counts, readers still get counts. The next process
+// completes them, and makes the version even again.
 func TestCountsAfterAKill(t *testing.T) {
 	t.Parallel()
 	table := &FlowCountTable{bySlot: make([]balancerFlowCount, 2), sweep: &balancerFlowCount{}}

@@ -23,8 +23,7 @@ type (
 	// SweptServer says how long a sweep keeps a server's entries, and how many it has kept
 	// (sweep.bpf.c).
 	SweptServer = sweeperSweptServer
-	// FragmentKey and FragmentFlow are the key and the value of the table of first fragments
-	// (fragments.h).
+	// FragmentKey and FragmentFlow are key and value of the table of first fragments (hold.h).
 	FragmentKey  = balancerFragmentKey
 	FragmentFlow = balancerFragmentFlow
 	// Reason is the reason under which a packet is counted (stats.h).

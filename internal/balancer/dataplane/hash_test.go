@@ -151,7 +151,7 @@ func TestBucketsAreEven(t *testing.T) {
 // TestChosenFlowsShareBucketsByChance: without the keys, nobody can choose flows for the bucket of
 // another flow. For random keys, each other flow shares it with a probability of one to the number
 // of buckets. So by Markov's inequality, eight flows of a set fill the bucket for no more than
-// Size / (8 * buckets) of the keys.
+// ClientSetSize / (8 * buckets) of the keys.
 func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 	t.Parallel()
 	const bits, draws = 10, 1000
@@ -171,8 +171,8 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 	}
 }
 
-// Flows with the same signature share a bucket as seldom as others. The sums of which the places
-// are made show it: their highest bits are the same as seldom, too.
+// Flows with the same signature share a bucket as seldom as other flows do. The test compares the
+// highest bits of the sums from which the places follow (placeOf).
 func TestPlacesAndSignaturesAreIndependent(t *testing.T) {
 	t.Parallel()
 	const draws, placeBits, signatureBits = 1 << 16, 3, 4

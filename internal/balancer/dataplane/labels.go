@@ -12,7 +12,6 @@ import (
 // ServerName names a server and its service.
 type ServerName struct{ Service, Server string }
 
-// readServerNames reads the names of all servers, by slot.
 func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
 	names := map[uint32]ServerName{}
 	err := eachLabel(labels, func(slot uint32, label *balancerServerLabel) { names[slot] = nameIn(label) })
@@ -22,7 +21,6 @@ func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
 	return names, nil
 }
 
-// nameIn returns the name in the label of a slot.
 func nameIn(label *balancerServerLabel) ServerName {
 	return ServerName{text(label.Service[:]), text(label.Server[:])}
 }

@@ -88,7 +88,7 @@ func TestLinesSuffice(t *testing.T) {
 	})
 }
 
-// What no process writes is not in use twice, nor outside of the table.
+// occupy refuses a region that overlaps a used one, or that is partly outside of the table.
 func TestOccupyRefuses(t *testing.T) {
 	t.Parallel()
 	s := lineSpace{size: 20}
@@ -145,6 +145,8 @@ func TestFillTree(t *testing.T) {
 		if got := slices.Min(top.Node[:]); got != slices.Min(ranks) {
 			t.Errorf("%d: the lowest is %d, want %d", n, got, slices.Min(ranks))
 		}
+		// level has the lines that are left, the lowest level first. below has the numbers that
+		// this level must contain.
 		level, below := lines, ranks
 		for len(below) > 1 || len(level) == len(lines) {
 			var nodes, lowest []uint64

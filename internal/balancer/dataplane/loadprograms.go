@@ -120,7 +120,6 @@ func (p *Plane) variables(spec *ebpf.CollectionSpec) map[string]any {
 	return all
 }
 
-// mapTables maps the tables into memory.
 func (p *Plane) mapTables() (err error) {
 	p.Clock.program = p.Objects.ReadJiffies
 	for table, m := range map[**FlowTable]*ebpf.Map{
@@ -297,7 +296,6 @@ func (p *Plane) explain(err error, limits desired.Limits) error {
 	return fmt.Errorf("load the data path: %w", err)
 }
 
-// closeObjects closes all loaded objects.
 func (p *Plane) closeObjects() error {
 	err := p.Objects.Close()
 	for _, side := range p.Sides[min(1, len(p.Sides)):] { // the first has those of p.Objects

@@ -175,7 +175,8 @@ func priceOf(load *balancerLoad) infer.Price {
 	}
 }
 
-// Score returns the rank of the slot's server: the data path chooses the lowest.
+// Score returns the score of the slot's server, with its position and its slot in the lowest bits
+// (ScoreTie). The data path chooses the server with the lowest.
 func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
 	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
@@ -222,9 +223,9 @@ func (t *LoadTable) putCounts(slot uint32, load *balancerLoad) {
 // Delay returns the delay that the next flow of the slot's server is expected to have. Up to 1, the
 // server serves the flow at once.
 func (t *LoadTable) Delay(slot uint32) float64 {
-	fresh, established := t.Flows(slot)
+	unconfirmed, established := t.Flows(slot)
 	// Unlike the method Score, this ignores trials.
-	delay := t.Price(slot).Score(established, fresh, 0) >> scoreShift
+	delay := t.Price(slot).Score(established, unconfirmed, 0) >> scoreShift
 	if delay > infer.PriceOne { // the score adds 1 if the flow waits, or the server is away
 		delay -= infer.PriceOne
 	}

@@ -26,7 +26,6 @@ func (s *packetSocket) open() error {
 	return nil
 }
 
-// send sends a frame through an interface.
 func (s packetSocket) send(frame []byte, ifindex uint32) error {
 	return unix.Sendto(int(s), frame, 0, &unix.SockaddrLinklayer{Ifindex: int(ifindex)})
 }

@@ -134,7 +134,7 @@ func (r *Rankings) Set(service uint32, slots []uint32) error {
 		r.plane.Servers.setRank(slot, uint32(place)+1)
 		r.note(service, slot, uint32(place))
 	}
-	r.leave(service)
+	r.retire(service)
 	r.publish(service, at, len(slots))
 	return r.Rank(slots) // scores may have changed since fillTree
 }
@@ -201,8 +201,8 @@ func (r *Rankings) unrank(service uint32, except []uint32) {
 	}
 }
 
-// leave notes that the lines of a service's ranking are about to be replaced.
-func (r *Rankings) leave(service uint32) {
+// retire notes that the lines of a service's ranking are about to be replaced.
+func (r *Rankings) retire(service uint32) {
 	if at := r.region(service); at.count > 0 {
 		r.former = append(r.former, at)
 	}
@@ -213,7 +213,7 @@ func (r *Rankings) Remove(service uint32) {
 	if r.byService[service].Servers == 0 && len(r.placeOf[service]) == 0 {
 		return
 	}
-	r.leave(service)
+	r.retire(service)
 	r.publish(service, region{}, 0)
 	r.unrank(service, nil)
 	delete(r.placeOf, service)

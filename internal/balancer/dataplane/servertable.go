@@ -51,8 +51,8 @@ func (t *ServerTable) mayBeOf(slot, service uint32) bool {
 	if t.servers[slot].Address == (balancerServer{}).Address {
 		return false
 	}
-	of := atomic.LoadUint32(&t.servers[slot].Service)
-	return of == service || of == NoService || t.Flags(slot)&FlagInUse == 0
+	owner := atomic.LoadUint32(&t.servers[slot].Service)
+	return owner == service || owner == NoService || t.Flags(slot)&FlagInUse == 0
 }
 
 // Address returns the locator of the slot's server, or the far end of the tunnel to it.

@@ -18,7 +18,7 @@ const (
 	serviceBits      = 16 // SERVICE_BITS in bpf/balancer/tables/directory.h
 	serviceLineCount = 1 << serviceBits
 	servicesPerLine  = 2  // SERVICES_PER_LINE in bpf/balancer/tables/directory.h
-	serviceReach     = 16 // SERVICE_REACH in bpf/balancer/tables/directory.h
+	serviceReach     = 16 // SERVICE_REACH in bpf/balancer/tables/services.h
 )
 
 // serviceLines is one table of services.

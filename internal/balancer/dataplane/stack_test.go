@@ -30,15 +30,11 @@ func TestStackFitsAllKernels(t *testing.T) {
 	datapathtest.RequireStackForAllKernels(t, dry, "xdp_lb")
 }
 
-// The attached program has nothing of a dry run.
+// The attached program has no variables of a dry run.
 func TestDecisionsOnlyInDryRuns(t *testing.T) {
 	t.Parallel()
 	attached, _, err := LoadSpec()
 	testhost.Must(t, err)
-	copier, err := loadCopier()
-	testhost.Must(t, err)
-	nameCopiedWords(copier)
-	datapathtest.RequireStackForAllKernels(t, copier, "copy_table")
 	dry, err := loadDryrun()
 	testhost.Must(t, err)
 	for _, name := range []string{"decision", "whole_length"} {

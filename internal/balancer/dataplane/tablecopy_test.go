@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// The program copies to and from any part of a table that fits the copied words, and tables that do
-// not fit. It says if the table has fewer words than expected, or if there is none.
+// The copier writes and reads whole tables, in one run or in several. It returns an error if the
+// table has fewer words than expected, or if there is no table.
 func TestTableCopier(t *testing.T) {
 	t.Parallel()
 	testhost.NeedBPF(t)

@@ -66,7 +66,7 @@ func conditionsOf(c dataplane.Causes) []Condition {
 // slowly, it awaits its first check, or it has failed and keeps its flows. A drained server with a
 // cause also has FlagFailing (member.flags in package balancer).
 func isOnlyPaused(flags dataplane.ServerFlags, all dataplane.Causes) bool {
-	keepsFlows := all != 0 && flags&dataplane.FlagFailing == 0 // it has failed
+	keepsFlows := all != 0 && flags&dataplane.FlagFailing == 0 // although it has failed
 	return flags&(dataplane.FlagStarting|dataplane.FlagUnproven) != 0 || keepsFlows
 }
 

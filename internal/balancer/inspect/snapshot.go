@@ -424,7 +424,6 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 	}
 }
 
-// addServers adds the servers to their services.
 func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {
 	interfaces := interfaceNames()
 	names, err := v.serverNames(services)
@@ -629,10 +628,14 @@ func (v *View) addShares(service *ServiceState) error {
 }
 
 // firstTakers returns, for each bucket, the slot of the first server of its row that takes new
-// flows (list_taking in bpf/balancer/tables/candidates.h). If a row has no such server, the result
-// contains that of the next row. But if flows must stay in their rows, it then contains the first
-// server of the row that can be reached (list_own_row), or lacks the row if there is none. Under
-// round-robin a row is a turn, and the result lacks the turns of servers that take no new flows.
+// flows (list_taking in bpf/balancer/tables/candidates.h). For a row without such a server, the
+// result depends on the service:
+//
+//   - usually it contains the server of the next row;
+//   - if flows must stay in their rows, it contains the first server of the row that can be reached
+//     (list_own_row), or lacks the row if there is none;
+//   - under round-robin, where a row is a turn, it lacks the row.
+//
 // The result is empty if no server takes new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	const none = dataplane.NoServer
