@@ -19,10 +19,10 @@
 /* The last probe of a server, and its answer. */
 struct probe {
 	struct in6_addr vip;
-	__u64 token;	/* its low 16 bits are the server's slot; 0: none was sent */
-	__u64 answered; /* the token of the last answer */
-	__u16 version;	/* of the last answer */
-	__u16 flags;	/* of the last answer: enum probe_flag */
+	__u64 token;	    /* its low 16 bits are the server's slot; 0: none was sent */
+	__u64 answered;	    /* the token of the last answer */
+	__u16 version;	    /* of the last answer */
+	__u16 flags;	    /* of the last answer: enum probe_flag */
 	__u8 encapsulation; /* enum encapsulation */
 	__u8 protocol;	    /* of the service */
 	__be16 port;	    /* of the service; 0: it has all ports */

@@ -592,8 +592,8 @@ static __always_inline bool flow_renew(struct flow *flow, enum flow_event event,
  */
 static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
-	__u64 odd = value >> FLOW_STATE_SHIFT & 1; /* new, closed or closing */
-	__u64 ended = odd & value >> (FLOW_STATE_SHIFT + 1); /* closed or closing */
+	__u64 odd = value >> FLOW_STATE_SHIFT & 1;		 /* new, closed or closing */
+	__u64 ended = odd & value >> (FLOW_STATE_SHIFT + 1);	 /* closed or closing */
 	__u64 closing = ended & value >> (FLOW_STATE_SHIFT - 1); /* FLOW_BY_CLIENT is set too */
 	__u64 age = (now + FLOW_MAX_LEAD - value) & FLOW_TIME_MASK >> ended;
 

@@ -24,7 +24,8 @@ static __always_inline void count_end(__u32 slot, __u64 flows)
 	struct ends *counts = bpf_map_lookup_elem(&ends, &slot);
 
 	if (counts)
-		__sync_fetch_and_add(&counts->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED], 1);
+		__sync_fetch_and_add(&counts->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED],
+				     1);
 }
 
 /* Takes note of a flow that has changed its state. Its server has a place in a ranking. `flows` is

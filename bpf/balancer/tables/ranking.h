@@ -81,8 +81,9 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 static __always_inline __u64 score_of(const struct load *load)
 {
 	__u64 delay = load->extra + next_load(load) * load->unit;
-	__u64 waits = (PRICE_ONE - delay) >> 63;     /* 1 if the flow waits */
-	__s64 no_trials = (trials_of(load) - 1) >> 63; /* 0 if the server has trials; else all ones */
+	__u64 waits = (PRICE_ONE - delay) >> 63; /* 1 if the flow waits */
+	__s64 no_trials =
+		(trials_of(load) - 1) >> 63; /* 0 if the server has trials; else all ones */
 
 	barrier_var(no_trials);
 	delay += (waits | load->is_away) << PRICE_SHIFT;
