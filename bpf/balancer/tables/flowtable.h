@@ -21,6 +21,7 @@
 
 #include "balancer/decision.h"
 #include "balancer/features.h"
+#include "balancer/tables/flowstate.h"
 #include "balancer/tables/loads.h"
 #include "net/hash.h"
 #include "net/verifier.h"
@@ -47,27 +48,6 @@
 /* The last packets of a connection follow its end within this time: one full tick, and the rest of
  * the tick of the FIN. */
 #define FLOW_LINGER 2 /* ticks */
-
-/* An entry has two bits for the state. They are 0 in the entry of a silent flow, as in a free
- * entry; but a free entry has no other bits either. They are 3 for closed and for closing flows,
- * which differ in FLOW_BY_CLIENT. */
-enum flow_state {
-	FLOW_FREE,
-	FLOW_NEW, /* one packet seen: it may belong to a flood */
-	FLOW_ESTABLISHED,
-	FLOW_CLOSED, /* its server has signalled the end */
-	/* Established, and silent for so long that it does not count as a load of its server. */
-	FLOW_SILENT,
-	/*
-	 * Established, and the client has sent FIN or RST. That may be forged, because the balancer
-	 * does not know sequence numbers. So the flow does not count as a load, but its entry has
-	 * the life, the rank and the server of an established one.
-	 */
-	FLOW_CLOSING = 7,
-};
-
-/* The sweep counts closing flows as closed. */
-#define COUNTED_FLOW_STATES (FLOW_SILENT + 1)
 
 struct flow_bucket {
 	__u64 entry[FLOWS_PER_BUCKET];
@@ -125,12 +105,6 @@ static __always_inline enum flow_state entry_state(__u64 value)
 	if (state == FLOW_CLOSED && value & FLOW_BY_CLIENT)
 		return FLOW_CLOSING;
 	return value && !state ? FLOW_SILENT : state;
-}
-
-/* Whether the flow of a state has ended, as far as its server or its client says. */
-static __always_inline bool has_ended(enum flow_state state)
-{
-	return state == FLOW_CLOSING || state == FLOW_CLOSED;
 }
 
 /* The bits of a state and a time in an entry. */
@@ -399,51 +373,6 @@ static __always_inline bool flow_is_fresh(const struct flow *flow, __u64 now)
 {
 	return (flow->value & FLOW_SEEN_MASK) ==
 	       ((__u64)FLOW_ESTABLISHED << FLOW_STATE_SHIFT | now);
-}
-
-/* What happens to a flow. */
-enum flow_event {
-	FLOW_OPENS,	/* a SYN: nothing confirms that the client is there */
-	FLOW_CONTINUES, /* any other packet */
-	FLOW_ENDS,	/* a FIN of the client */
-	FLOW_RESETS,	/* an RST of the client */
-	FLOW_REMOVED,	/* a remove-stickiness: the server confirms the end */
-};
-
-static __always_inline bool is_established(enum flow_state state)
-{
-	return state == FLOW_ESTABLISHED || state == FLOW_SILENT;
-}
-
-/*
- * The state machine: the state of a flow after an event. A remove-stickiness closes the flow. Any
- * other event makes a flow without an entry a new one. For a flow with an entry, this holds: a SYN
- * makes a closed flow a new one, and changes no other. It does not confirm a new flow, because a
- * flood could repeat SYNs. An RST does not confirm a new flow either: if a flood has forged
- * sources, the hosts there reset what they did not open. A FIN, or the RST of a flow that is not
- * new, makes the flow closing, unless it is closed. Any other packet makes the flow established.
- * This holds for a flow that has ended, too: the connection was only half closed, the FIN or RST
- * was forged, or the packet is of the next connection. But flow_renew() ignores such a packet soon
- * after the end (flow_ignores).
- */
-static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
-{
-	if (event == FLOW_REMOVED)
-		return FLOW_CLOSED;
-	if (from == FLOW_FREE)
-		return FLOW_NEW;
-	switch (event) {
-	case FLOW_OPENS:
-		return from == FLOW_CLOSED ? FLOW_NEW : from;
-	case FLOW_RESETS:
-		if (from == FLOW_NEW)
-			return FLOW_NEW;
-		__attribute__((fallthrough));
-	case FLOW_ENDS:
-		return from == FLOW_CLOSED ? FLOW_CLOSED : FLOW_CLOSING;
-	default:
-		return FLOW_ESTABLISHED;
-	}
 }
 
 /*

@@ -35,7 +35,7 @@ func (c *FlowCounts) add(more FlowCounts) {
 
 // countsOf returns the numbers of flows in an array by state, which another process may change
 // meanwhile. The array counts closing flows as closed (COUNTED_FLOW_STATES in
-// bpf/balancer/tables/flowtable.h).
+// bpf/balancer/tables/flowstate.h).
 func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),
