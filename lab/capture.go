@@ -146,7 +146,10 @@ func receivePacket(raw syscall.RawConn, buf, control []byte) (n, controls int, e
 		// After the deadline, raw.Read does not call receive, even if the queue has packets.
 		errWait = raw.Control(func(fd uintptr) { receive(fd) })
 	}
-	return n, controls, errors.Join(err, errWait)
+	if errWait != nil {
+		return 0, 0, errWait
+	}
+	return n, controls, err
 }
 
 // Stop ends the recording, after it has written all packets that have passed so far. It returns an

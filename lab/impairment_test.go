@@ -362,8 +362,8 @@ func requireStatus(t *testing.T, name string, texts ...string) {
 	}
 }
 
-// TestFatesFollowFromTheSeed compares the program's decisions with SplitMix64 in Go.
-func TestFatesFollowFromTheSeed(t *testing.T) {
+// TestImpairmentsFollowFromTheSeed compares the program's decisions with SplitMix64 in Go.
+func TestImpairmentsFollowFromTheSeed(t *testing.T) {
 	needRoot(t)
 	const n = 1000        // packets
 	const to, from = 1, 7 // interface indices: that of the loopback interface, and any other
@@ -382,7 +382,7 @@ func TestFatesFollowFromTheSeed(t *testing.T) {
 			want[k] = float64(splitMix64(seed, k<<12|to)>>32) < 0.3*(1<<32)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("fates by seed %d (-want +got):\n%s", seed, diff)
+			t.Errorf("decisions by seed %d (-want +got):\n%s", seed, diff)
 		}
 	}
 	// The second output of the published generator with state 0.

@@ -125,8 +125,8 @@ static __always_inline bool store_own_entry(struct xdp_md *ctx, const struct env
 	return true;
 }
 
-/* Tells the later candidates this server's load. Without its own entry, the load stays unknown to
- * them. */
+/* Tells the later candidates this server's load. If the list has no entry of this server, the
+ * load stays unknown to them. */
 static __always_inline void show_load(struct xdp_md *ctx, const struct envelope *envelope,
 				      struct known_load load)
 {

@@ -114,7 +114,8 @@ static __always_inline enum agent_reason return_packet(struct xdp_md *ctx,
 							  : AGENT_DROP_REWRITE;
 }
 
-/* Reads the IPv6 header of a packet that XDP has seen. False for any other packet. */
+/* Reads the IPv6 header of a packet that XDP has seen. False for packets that XDP does not handle:
+ * those that are not IPv6, and those with a VLAN tag. */
 static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct ipv6hdr *ip)
 {
 	return !skb->vlan_present && skb->protocol == bpf_htons(ETH_P_IPV6) &&

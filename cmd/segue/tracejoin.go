@@ -119,9 +119,9 @@ func (j *joinedTrace) follow() {
 // back is the candidate that gets it. back is nil if the loads that were told name none.
 func (j *joinedTrace) passesOn(a, back *askedAgent) bool {
 	switch {
-	case a.Packet == nil || a.Packet.Offer == returned && back == nil:
+	case a.Packet == nil || a.handsBack() && back == nil:
 		return false // the end is unknown
-	case a.Packet.Offer == returned:
+	case a.handsBack():
 		back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
 		j.endAt(back, back.TakenBack)
 		return false
@@ -196,6 +196,9 @@ func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
 
 // returned is the offer label of a connection that the last candidate hands back.
 const returned = "returned"
+
+// handsBack tells whether the server hands this packet's connection back to an earlier candidate.
+func (a *askedAgent) handsBack() bool { return a.Packet != nil && a.Packet.Offer == returned }
 
 // candidates returns the candidates: the first of the servers that were asked.
 func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
@@ -410,6 +413,8 @@ func (j *joinedTrace) unknown() error {
 		return nil
 	case j.Placement != nil && j.Placement.Random:
 		return errors.New("the candidates are random")
+	case slices.ContainsFunc(j.Agents, func(a askedAgent) bool { return a.handsBack() }):
+		return errors.New("a server hands the connection back, but no candidate told a lower load")
 	}
 	return errors.New("not all servers on the packet's path have answered")
 }

@@ -29,7 +29,7 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	want := map[agentServiceKey]desired.Source{}
 	for _, s := range cfg.Services {
 		if s.Load.Kind.IsPolled() {
-			want[serviceKey(s)] = readerOf(s.Load)
+			want[serviceKey(s)] = withoutCapacity(s.Load)
 		}
 	}
 	// Each service leaves its former watch before it joins another, because only one watch may
@@ -53,9 +53,9 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	}
 }
 
-// readerOf returns a source without its configured capacity. Only the data path uses the capacity,
-// so services with different capacities can share a watch.
-func readerOf(s desired.Source) desired.Source {
+// withoutCapacity returns a source without its configured capacity. Only the data path uses the
+// capacity, so services with different capacities can share a watch.
+func withoutCapacity(s desired.Source) desired.Source {
 	s.Capacity = 0
 	return s
 }

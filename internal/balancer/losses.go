@@ -20,7 +20,7 @@ func (b *Balancer) Losses(ctx context.Context, cfg *desired.Balancer) (losses []
 	return losses, err
 }
 
-// losses is Losses in the goroutine that owns the balancer.
+// losses does the work of Losses. Only the goroutine that owns the balancer calls it.
 func (b *Balancer) losses(diff *serviceDiff) []desired.Loss {
 	losses := lossesOf(b.cfg.Services, diff, b.generations)
 	for i := range losses {

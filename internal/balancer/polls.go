@@ -15,9 +15,9 @@ import (
 	"github.com/segue-lb/segue/internal/poll"
 )
 
-// mostMissed is how many polls in a row a server may leave unanswered and keep its last load. With
-// one more it counts as the average.
-const mostMissed = 4
+// maxMissed is how many polls in a row a server may leave unanswered while its last load counts.
+// With one more it counts as the average.
+const maxMissed = 4
 
 // polled is a server that is polled.
 type polled struct {
@@ -31,7 +31,7 @@ type polled struct {
 // argument now is the time of BootTime.
 func (p *polled) recall(e *dataplane.Estimate, now, interval time.Duration) {
 	age := now - e.ToldAt
-	if missed := int(age / interval); e.Told != nil && missed <= mostMissed {
+	if missed := int(age / interval); e.Told != nil && missed <= maxMissed {
 		p.load, p.heard, p.missed = e.Told, time.Now().Add(-age), missed
 	}
 }
@@ -99,12 +99,12 @@ func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 	return news
 }
 
-// ask polls a server. If the server has left more than mostMissed earlier polls in a row
+// ask polls a server. If the server has left more than maxMissed earlier polls in a row
 // unanswered, ask forgets its load, and logs that once.
 func (n *inference) ask(in *inferred, server int) {
 	p := &in.polled[server]
 	err := n.poller.Ask(p.target)
-	if p.missed++; p.missed != mostMissed+2 { // the poll that was just sent is not missed yet
+	if p.missed++; p.missed != maxMissed+2 { // the poll that was just sent is not missed yet
 		return
 	}
 	p.load = nil
@@ -117,7 +117,7 @@ func (n *inference) ask(in *inferred, server int) {
 
 // logAnswers logs that a server answers again.
 func (n *inference) logAnswers(in *inferred, server int) {
-	if in.polled[server].missed > mostMissed+1 {
+	if in.polled[server].missed > maxMissed+1 {
 		n.log.Info("a server answers polls again", "service", in.name, "server", in.names[server])
 	}
 }

@@ -111,7 +111,8 @@ func findMistake(data []byte, number int) (line int, problem string) {
 	return number, findMistakeIn(lines, number)
 }
 
-// isIndentedByTab tells whether there is a tab before the first other character of a line.
+// isIndentedByTab tells whether a line that has text has a tab in its indentation: the first
+// character after the spaces at its begin.
 func isIndentedByTab(line []byte) bool {
 	rest := bytes.TrimLeft(line, " ")
 	return len(rest) > 0 && rest[0] == '\t' && len(bytes.TrimSpace(rest)) > 0

@@ -194,9 +194,11 @@ func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]a
 	}
 }
 
-// has tells whether there is a service or server without an override of its own: in the file, or
+// isInBase tells whether a service or server exists without an override of its own: in the file, or
 // among the servers of a service that an override adds.
-func (d *draft[D]) has(t target) bool { return d.files.Has(t.service, t.server) || d.added[t] != nil }
+func (d *draft[D]) isInBase(t target) bool {
+	return d.files.Has(t.service, t.server) || d.added[t] != nil
+}
 
 // override returns the override of a target. If there is none, it appends an empty override to the
 // list.
@@ -228,9 +230,9 @@ func (d *draft[D]) exists(t target) bool {
 	}
 	i, ok := d.at[t]
 	if !ok {
-		return d.has(t)
+		return d.isInBase(t)
 	}
-	return !d.list[i].Remove && (d.has(t) || d.list[i].Add != nil)
+	return !d.list[i].Remove && (d.isInBase(t) || d.list[i].Add != nil)
 }
 
 // edit makes one edit.
@@ -246,7 +248,7 @@ func (d *draft[D]) edit(e Edit) error {
 		return fmt.Errorf("%s: %w", t, ErrNotFound)
 	case e.Remove:
 		d.reset(t)
-		if d.has(t) { // otherwise only its override had added it, and reset has removed this override
+		if d.isInBase(t) { // otherwise its own override had added it, and reset has removed that
 			d.override(t).Remove = true
 		}
 		return nil
@@ -255,7 +257,7 @@ func (d *draft[D]) edit(e Edit) error {
 	if o.Set == nil {
 		o.Set = e.Set
 	} else {
-		o.Set = mergePatches(d.written(t), o.Set, e.Set)
+		o.Set = mergePatches(d.baseFields(t), o.Set, e.Set)
 	}
 	o.Line = 0 // the override differs now from the one in the file of overrides
 	d.sets = append(d.sets, t)
@@ -270,7 +272,7 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 		return fmt.Errorf("%s: %w", t, ErrExists)
 	case t.server != "" && !d.exists(service):
 		return fmt.Errorf("%s: %w", service, ErrNotFound)
-	case d.has(t): // an override removes it, because it does not exist
+	case d.isInBase(t): // an override removes it, because it does not exist
 		return fmt.Errorf("%s: %w in the configuration file, and is removed by an override: reset it",
 			t, ErrExists)
 	}
@@ -302,9 +304,9 @@ func (d *draft[D]) clear(i int) {
 	*o = desired.Override{Service: o.Service, Server: o.Server}
 }
 
-// written returns the fields of a target before the patch Set of its override: those of the file,
-// or those with which an override adds the target.
-func (d *draft[D]) written(t target) map[string]any {
+// baseFields returns the fields of a target before the patch Set of its override: those of the
+// file, or those with which an override adds the target.
+func (d *draft[D]) baseFields(t target) map[string]any {
 	if i, ok := d.at[t]; ok && d.list[i].Add != nil {
 		return d.list[i].Add
 	}
@@ -358,7 +360,8 @@ func (d *draft[D]) trimmed(
 		d.override(t).Set = nil
 	}
 	without, others := d.files, d.overrides()
-	// Without the edited patches, the overrides are often those from before the edits.
+	// If the overrides without the edited patches are those from before the edits, as they often
+	// are, d.files is the configuration without the edited patches.
 	if !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
 		var err error
 		if without, _, err = d.files.WithOverrides(others); err != nil {

@@ -134,7 +134,7 @@ func TestServiceIsPartOfTheName(t *testing.T) {
 }
 
 // A change of state may still be on its way when its target is replaced or removed.
-func TestVerdictOfReplacedTarget(t *testing.T) {
+func TestChangeOfReplacedTarget(t *testing.T) {
 	b := newBoard(func(w *watch) { w.stop = func() {} })
 	b.replace([]Target{target("s1")})
 	old := b.watches[name{"web", "s1"}]

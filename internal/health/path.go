@@ -85,8 +85,8 @@ type pathState struct {
 	running singleflight.Group
 	mutex   sync.Mutex      // of the fields below
 	sources map[bool]source // the keys are true for IPv4, false for IPv6
-	// returns tells for IPv4 VIPs whether the host accepts the answers of servers.
-	returns map[netip.Addr]finding
+	// answers tells for each IPv4 VIP whether the host accepts the answers of servers.
+	answers map[netip.Addr]finding
 }
 
 // PathInterface is the interface through which checks leave.
@@ -123,7 +123,7 @@ func NewHostPath(mark, mask uint32) *HostPath {
 func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
 	next := &pathState{
 		mark: p.mark, mask: p.mask, by: by, vips: map[netip.Addr]bool{}, wanted: wanted,
-		sources: map[bool]source{}, returns: map[netip.Addr]finding{},
+		sources: map[bool]source{}, answers: map[netip.Addr]finding{},
 	}
 	for _, vip := range vips {
 		next.vips[vip] = true
@@ -307,7 +307,7 @@ func (state *pathState) checkReturn4(vip netip.Addr, life time.Duration) error {
 	known := func() finding {
 		state.mutex.Lock()
 		defer state.mutex.Unlock()
-		return state.returns[vip]
+		return state.answers[vip]
 	}
 	isFresh := func() bool { return time.Since(known().found) <= life }
 	state.refresh(vip.String(), isFresh, func() {
@@ -317,7 +317,7 @@ func (state *pathState) checkReturn4(vip netip.Addr, life time.Duration) error {
 		}
 		state.mutex.Lock()
 		defer state.mutex.Unlock()
-		state.returns[vip] = finding{err, time.Now()}
+		state.answers[vip] = finding{err, time.Now()}
 	})
 	return known().err
 }

@@ -360,12 +360,12 @@ func TestReversePath(t *testing.T) {
 				t.Errorf("%s: %v, want %q", c.name, err, c.want)
 			}
 			h.setSysctl(scope+"/rp_filter", "0")
-			h.state.returns[vips[0]] = finding{h.state.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			h.state.answers[vips[0]] = finding{h.state.answers[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if err := h.Recheck(vips[0]); err != nil {
 				t.Errorf("%s: without the filter: %v", c.name, err)
 			}
 			h.setSysctl(scope+"/rp_filter", value)
-			h.state.returns[vips[0]] = finding{h.state.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			h.state.answers[vips[0]] = finding{h.state.answers[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if again := h.Recheck(vips[0]); fmt.Sprint(again) != fmt.Sprint(err) {
 				t.Errorf("%s: at first %v, and then %v", c.name, err, again)
 			}

@@ -293,8 +293,8 @@ func (e *Estimator) settle(balancers []string, here int) {
 
 // Sample takes the counters of a server. It should be called at times that do not depend on the
 // flows, so that the numbers of flows that it sees are representative. The last argument is the
-// time since the last sample of this server, in seconds. The first sample only sets the values from
-// which the counters grow.
+// time since the last sample of this server, in seconds. The first sample is only the start of
+// the differences of the counters.
 func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	s := &e.servers[server]
 	last := s.last

@@ -190,9 +190,9 @@ func TestUnfitContent(t *testing.T) {
 			return s.Newest == version && !slices.ContainsFunc(append(wants, version.String()), isMissing)
 		}, "report "+what)
 	}
-	unfit := f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
+	broken := f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
 	for _, b := range f.balancers {
-		held("the address", b, unfit, "web/s1.address", `"x"`, "segue store import --replace")
+		held("the address", b, broken, "web/s1.address", `"x"`, "segue store import --replace")
 		if s := b.Status(); s.Follows != first || s.Confirmable != (Version{}) || len(b.servers("web")) != 10 {
 			t.Errorf("%s has status %+v and %v", b.name, s, b.servers("web"))
 		}
@@ -211,14 +211,14 @@ func TestUnfitContent(t *testing.T) {
 }
 
 // A balancer that has given the lease back for some content takes it again for a correction.
-func TestUnfitLeaderAfterCorrection(t *testing.T) {
+func TestLeaderAfterCorrection(t *testing.T) {
 	t.Parallel()
 	f, _, b := filled(t, service("web", 10))
 	f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
 	b.await(func(s Status) bool { return s.Held != "" && s.Leader == "" }, "give the lease back")
 	began := time.Now()
 	f.await(f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "2001:db8:1::3"})), began)
-	if waited := time.Since(began); waited > unfitPause/2 {
+	if waited := time.Since(began); waited > cannotLeadPause/2 {
 		t.Errorf("the correction was followed after %s", waited)
 	}
 }
@@ -314,7 +314,7 @@ func TestReplaceDamage(t *testing.T) {
 }
 
 // A balancer that cannot read the content gives the lease back, and leaves it to others for a while.
-func TestUnfitLeader(t *testing.T) {
+func TestLeaderThatCannotLead(t *testing.T) {
 	t.Parallel()
 	f, server, b := filled(t, service("web", 10))
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)

@@ -345,8 +345,8 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 	held := err // what the status reports
 	if err == nil || errors.Is(err, errNotReleased) || errors.Is(err, errUnreadable) {
 		// The released version is not the problem, but the last version may be.
-		if unfit := f.checkNewest(n); unfit != nil {
-			held = unfit
+		if err := f.checkNewest(n); err != nil {
+			held = err
 		}
 	}
 	f.report(n, held, confirmable)

@@ -34,9 +34,9 @@ const (
 	// may have just begun its longest pause. A pause of gRPC and an attempt to connect can follow, each
 	// of longestDial. If the balancer's next request fails, too, another longestPause follows.
 	strangerPause = 2*longestPause + 2*longestDial
-	// unfitPause is how long a balancer does not take the lease again after it has found that it
+	// cannotLeadPause is how long a balancer does not take the lease again after it has found that it
 	// cannot follow the content. The pause ends earlier if the content changes.
-	unfitPause = 30 * time.Second
+	cannotLeadPause = 30 * time.Second
 )
 
 // releaser makes the generations of a fleet while its balancer holds the lease.
@@ -61,8 +61,8 @@ type releaser struct {
 	// strangerSince is the time since which the store has no generations while this balancer has no
 	// history. It is zero if the store has generations, or if this balancer has a history.
 	strangerSince time.Time
-	// unfitAt is the revision of the head whose change this balancer could not release. 0: none.
-	unfitAt int64
+	// failedAt is the revision of the head whose change this balancer could not release. 0: none.
+	failedAt int64
 }
 
 // beginning is the number of a generation, and when this balancer has seen it first. The time is by
@@ -88,7 +88,7 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			r.note(newest) // also while another balancer leads, because this one may have to take over
 			// A new snapshot does not end a pause, because the end of this balancer's lease causes one, too.
 			// Only a change after the one that this balancer could not release ends the pause.
-			isNewChange := r.unfitAt > 0 && newest.headAt != r.unfitAt
+			isNewChange := r.failedAt > 0 && newest.headAt != r.failedAt
 			if isPausing && !isNewChange {
 				continue
 			}
@@ -106,7 +106,7 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			again.Reset(wait)
 			continue
 		}
-		r.unfitAt = 0
+		r.failedAt = 0
 		err := r.hold(ctx, newest.leader, snapshots)
 		if ctx.Err() != nil {
 			return
@@ -120,9 +120,9 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 // take the lease.
 func (r *releaser) pauseAfter(err error) time.Duration {
 	switch {
-	case errors.Is(err, errUnfit):
+	case errors.Is(err, errCannotLead):
 		r.log.Error("the lease is given back", "error", err)
-		return unfitPause
+		return cannotLeadPause
 	case err != nil:
 		r.log.Warn("make generations", "error", err)
 	}
@@ -232,13 +232,13 @@ func (r *releaser) begin(service string, number uint64) {
 	}
 }
 
-// errUnfit tells that this balancer cannot make the generations. Another one may be able to.
-var errUnfit = errors.New("another balancer has to make the generations")
+// errCannotLead tells that this balancer cannot make the generations. Another one may be able to.
+var errCannotLead = errors.New("another balancer has to make the generations")
 
 // release releases the last change. It does nothing if this change is released already, and no
 // generation in the store is damaged. If a service is to get a new generation too soon after its
 // last one, release returns the time to wait instead. If this balancer cannot make the generations,
-// the error wraps errUnfit. holds is the condition that this balancer has the lease.
+// the error wraps errCannotLead. holds is the condition that this balancer has the lease.
 func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp) (time.Duration, error) {
 	if n.Check() != nil {
 		return 0, nil // the follower of each balancer reports it
@@ -253,8 +253,8 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 		next, err = r.next(n, former)
 	}
 	if err != nil {
-		r.unfitAt = n.headAt
-		return 0, fmt.Errorf("%w: %w", errUnfit, err)
+		r.failedAt = n.headAt
+		return 0, fmt.Errorf("%w: %w", errCannotLead, err)
 	}
 	if wait := r.wait(former, next); wait > 0 {
 		return wait, nil

@@ -45,8 +45,8 @@ func bothServing(before, after Tree) (had, has desired.Serving, err error) {
 	return first.serving(), second.serving(), nil
 }
 
-// serving returns the servers of the content, and tells for each whether it takes new flows. It
-// applies the overrides itself, so it also works for a content that no balancer can follow.
+// serving returns the servers of the document, and tells for each whether it takes new flows. It
+// applies the overrides itself, so it also works for a document that no balancer can follow.
 func (d *Document) serving() desired.Serving {
 	servers := map[string]map[string]desired.Fields{}
 	for _, service := range d.Services {

@@ -420,8 +420,8 @@ func signalCase(s service, flows, room uint32) benchCase {
 	return c
 }
 
-// signalFrom returns SYN-ACKs by which a server signals that it accepts new flows. report is the
-// load report in the signals; 0 means none.
+// signalFrom returns SYN-ACKs by which a server signals that it accepts new flows: the SYNs of
+// trafficTo, with another frame. report is the load report in the signals; 0 means none.
 func signalFrom(s service, server int, report uint64) traffic {
 	client := clients[s.family]
 	reply := packet.TCP(

@@ -253,8 +253,8 @@ func (r *rig) makeBalancer(s *setup) (err error) {
 }
 
 // balancerConfig returns the configuration of a setup's balancer with one service.
-func balancerConfig(s *setup, serves service) *desired.Balancer {
-	limits := desired.Limits{Flows: s.capacity, Servers: 2 * uint32(serves.serverCount())}
+func balancerConfig(s *setup, svc service) *desired.Balancer {
+	limits := desired.Limits{Flows: s.capacity, Servers: 2 * uint32(svc.serverCount())}
 	switch {
 	case s.kind == setupReference:
 		limits.Flows = 1 // the reference has a flow table of its own
@@ -266,7 +266,7 @@ func balancerConfig(s *setup, serves service) *desired.Balancer {
 			Instance: newInstance(), Interface: hop.Link.Name, Locator: balancerLocator,
 			Limits: limits,
 		},
-		Services: []desired.Service{serviceConfig(serves)},
+		Services: []desired.Service{serviceConfig(svc)},
 	}
 }
 

@@ -362,7 +362,8 @@ static __always_inline bool write_ipip(const struct encap *encap)
 	return write_outer(encap, inner_protocol(encap->pkt));
 }
 
-/* Writes the headers of an encapsulation. `ctx` is NULL for packets without hop-by-hop options.
+/* Writes the headers of an encapsulation. Only packets with hop-by-hop options need
+ * `ctx`; it is NULL for others.
  * False: the frame is too short. */
 static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation kind,
 					  const struct encap *encap)

@@ -40,13 +40,15 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
  * has no cookie, if the column has no server any more, if a server has returned the packet, or if
  * the flow may be older than cookies.
  *
- * With hints, it also does if the column has several servers, because its cookie may be wrong. The
- * flow may be from before a change from persistence `hint`: then its timestamps name any column. Or
- * its server may have learnt a wrong column. If the column has one server, that server returns the
- * packet of a wrong cookie. Servers do not return a packet with a longer list, so a longer list
- * must have all servers of the row. That costs 16 bytes for each server, but only in columns that
- * have changed. The hint table would name the server in fewer bytes, but it forgets flows that are
- * idle for a minute.
+ * With hints, it also does if the column has several servers, because the packet's cookie may be
+ * wrong. The flow may be from before a change from persistence `hint`: then the timestamps in its
+ * packets name any column. Or the flow's server may have learnt a wrong column. The only server of
+ * a list returns a packet that it does not know, and the packet then visits the whole row. Nobody
+ * returns a packet that has a list of several servers, so this list must have the whole row at
+ * once.
+ *
+ * That costs 16 bytes for each server, but only in columns that have changed. The hint table would
+ * name the server in fewer bytes, but it forgets flows that are idle for a minute.
  */
 static __always_inline bool visits_row(const struct packet *pkt, const struct service *service,
 				       int column, const struct segments *segments)

@@ -109,8 +109,8 @@ why_leaves(const struct packet *pkt, const struct service *service, const struct
 	return may_move(pkt) ? why_moves(service, flow->value, starts_connection(pkt)) : STAYS;
 }
 
-/* Makes the server of a known flow the only segment. False: the flow is not known, or the packet is
- * to leave its server. */
+/* Makes the server of a known flow the only segment. False: the flow is not known, or the packet
+ * has to go to another server. */
 static __always_inline bool keep(const struct packet *pkt, const struct service *service,
 				 const struct flow *flow, struct segments *segments)
 {
@@ -182,10 +182,10 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 	return confirm(pkt, flow, half_open_flow);
 }
 
-/* The server of the flow's entry, if that server may have the flow, although the packet leaves it;
- * negative: there is none. For a SYN, a server is left out if the connection is over. A failing
- * server is left out too, unless it is only unheard: the SYN may be a late one of a connection that
- * this server has. */
+/* The server of the flow's entry, if that server may have the flow, although the packet is not to
+ * stay with it; negative: there is none. For a SYN, a server is left out if the connection is over.
+ * A failing server is left out too, unless it is only unheard: the SYN may be a late one of a
+ * connection that this server has. */
 static __always_inline int holder_of(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow)
 {

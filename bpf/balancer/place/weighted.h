@@ -30,7 +30,7 @@ struct weighted {
 };
 
 /* The share of its turns or draws that a server takes. */
-static __always_inline __u64 share_of_load(const struct load *load)
+static __always_inline __u64 share_taken(const struct load *load)
 {
 	__u64 unit = load->unit;
 
@@ -48,7 +48,7 @@ static __always_inline int accepted(const struct weighted *in, __u32 place, __u3
 
 	if (!load || !is_taking(in->service, slot))
 		return -1;
-	share = share_of_load(load);
+	share = share_taken(load);
 	return (__u32)(ticket + cycle * share) < share ? (int)slot : -1;
 }
 

@@ -423,7 +423,8 @@ static __always_inline __u64 count_states(struct load *load, enum flow_state fro
  * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
 
-/* Whether a change gives a free entry, or that of a new flow, to a new flow. */
+/* Whether a change enters a new flow, in a free entry or in place of another new flow. The state is
+ * read by hand: entry_state() has more branches, for states that do not matter here. */
 static __always_inline bool begins_flow(__u64 old, __u64 new)
 {
 	return is_replaced(old, new) && entry_state(new) == FLOW_NEW &&

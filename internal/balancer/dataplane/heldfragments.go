@@ -82,8 +82,9 @@ func (h *HeldFragments) Interrupt() error { return h.reader.Flush() }
 // Pending tells whether Read would return at once.
 func (h *HeldFragments) Pending() bool { return h.reader.AvailableBytes() > 0 }
 
-// Read returns the next fragment or news. It waits until the deadline at most, or for ever if the
-// deadline is zero. At the deadline it returns os.ErrDeadlineExceeded.
+// Read returns the next fragment or, without a frame, the news that the first fragment of a packet
+// has passed. It waits until the deadline at most, or for ever if the deadline is zero. At the
+// deadline it returns os.ErrDeadlineExceeded.
 func (h *HeldFragments) Read(deadline time.Time) (HeldFragment, error) {
 	h.reader.SetDeadline(deadline)
 	if err := h.reader.ReadInto(&h.record); err != nil {

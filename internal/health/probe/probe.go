@@ -31,7 +31,8 @@ const (
 	Rise = 2
 	// UnansweredOffers is the least score with which a server is suspect. A server reaches it by
 	// this many offers in a row without an answer. A server is also suspect if its share of the
-	// connections is at least UnansweredOffers, and it has accepted none (see share).
+	// connections is at least UnansweredOffers, it has accepted none, and the service has lost at
+	// least half as many (see share).
 	UnansweredOffers = 20
 	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3
