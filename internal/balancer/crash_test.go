@@ -329,13 +329,7 @@ func (s *crashSite) remember() {
 func (s *crashSite) checkSides(number int) {
 	s.t.Helper()
 	if s.inside[number] == "" {
-		s.must(s.ns.Do(func() error {
-			eth1, err := netlink.LinkByName("eth1")
-			if err == nil && eth1.Attrs().Xdp != nil && eth1.Attrs().Xdp.Attached {
-				err = fmt.Errorf("eth1 runs %+v", eth1.Attrs().Xdp)
-			}
-			return err
-		}))
+		s.must(s.otherRuns())
 		return
 	}
 	for name, program := range s.programs() {
@@ -347,6 +341,27 @@ func (s *crashSite) checkSides(number int) {
 			s.t.Errorf("%s is inside: program of %s: verdict %d for a SID, want %d", s.inside[number], name, verdict, want)
 		}
 		_ = program.Close()
+	}
+}
+
+// otherRuns returns an error if eth1 runs a program.
+func (s *crashSite) otherRuns() error {
+	return s.ns.Do(func() error {
+		eth1, err := netlink.LinkByName("eth1")
+		if err == nil && eth1.Attrs().Xdp != nil && eth1.Attrs().Xdp.Attached {
+			err = fmt.Errorf("eth1 runs %+v", eth1.Attrs().Xdp)
+		}
+		return err
+	})
+}
+
+// awaitDetached waits until eth1 runs no program, if the balancer has one interface. It is for a
+// start that took over although a call failed. If that call was to detach the link of eth1, the
+// kernel detaches the program only after the pin of the link is removed, and some time after.
+func (s *crashSite) awaitDetached(number int) {
+	s.t.Helper()
+	if s.inside[number] == "" {
+		testhost.Eventually(s.t, s.otherRuns)
 	}
 }
 

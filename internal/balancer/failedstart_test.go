@@ -121,6 +121,7 @@ func failAtSteps(t *testing.T, step int, inside [2]string) {
 		Check: func(when string, next int, tookOver bool) {
 			if tookOver {
 				s.check(when)
+				s.awaitDetached(next)
 			}
 			s.checkSides(next)
 		},

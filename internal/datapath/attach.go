@@ -78,15 +78,14 @@ func (l *Loader) settle(places []Place) error {
 		used[place.Hook] = true
 		ifindexes = append(ifindexes, place.Ifindex)
 	}
+	var errs []error // a link that cannot be detached keeps no other attached
 	for _, hook := range l.Hooks {
 		if used[hook] {
 			continue
 		}
-		if err := DetachLink(l.PathOf(hook.Pin)); err != nil {
-			return err
-		}
+		errs = append(errs, DetachLink(l.PathOf(hook.Pin)))
 	}
-	return RemoveFilters(l.Instance, ifindexes...)
+	return errors.Join(append(errs, RemoveFilters(l.Instance, ifindexes...))...)
 }
 
 // attachTC runs a program at a hook for TC. If an earlier process has left a tcx link for the
