@@ -247,6 +247,30 @@ func TestOtherInterface(t *testing.T) {
 	}))
 }
 
+// TestUnusedLinksAreDetached checks that a link that cannot be detached keeps no other attached.
+func TestUnusedLinksAreDetached(t *testing.T) {
+	ns, _, ifindex := pair(t)
+	dir := pins(t)
+	l := &Loader{Instance: filepath.Base(dir), Dir: dir, Hooks: []Hook{
+		{At: ebpf.AttachTCXIngress, Pin: "no_link"}, {At: ebpf.AttachXDP, Pin: LinkPin},
+	}}
+	program := pass(t, ebpf.XDP, 2)
+	must(t, program.Pin(l.PathOf("no_link")))
+	must(t, ns.Do(func() error {
+		if _, err := attach(program, ifindex, l.PathOf(LinkPin)); err != nil {
+			return err
+		}
+		if err := l.settle(nil); err == nil || !strings.Contains(err.Error(), "no_link") {
+			t.Errorf("error %v, want one about no_link", err)
+		}
+		eth0, err := netlink.LinkByIndex(ifindex)
+		if err == nil && eth0.Attrs().Xdp != nil && eth0.Attrs().Xdp.Attached {
+			t.Error("the other link is attached")
+		}
+		return err
+	}))
+}
+
 // ClaimLink gives a pin to the link of the requested interface. No link loses its program. A link
 // without a name does not count.
 func TestClaimLink(t *testing.T) {
