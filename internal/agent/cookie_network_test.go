@@ -264,11 +264,19 @@ func testCookiesEndWithSockets(t *testing.T, n *cookieNetwork) {
 			open = append(open, server)
 		}
 	}
-	n.await("the cookies of open connections", func() bool { return count() == len(open) })
+	requireCount := func(want int) {
+		testhost.Eventually(t, func() error {
+			if got := count(); got != want {
+				return fmt.Errorf("%d sockets have a cookie, want %d", got, want)
+			}
+			return nil
+		})
+	}
+	requireCount(len(open))
 	for _, server := range open {
 		testhost.Must(t, errors.Join(server.SetLinger(0), server.Close()))
 	}
-	n.await("the end of all cookies", func() bool { return count() == 0 })
+	requireCount(0)
 }
 
 // The interface segments what the stack sends: each segment has the cookie and a valid checksum.
