@@ -3,8 +3,9 @@
  * Orders the candidates of an offer by the loads that they have reported, the least loaded first,
  * and keeps the first few.
  *
- * A report says less with its age. So it approaches the mean of all reports of the service, by half
- * of the difference in each half-life. docs/notes/placement.md has the reasons.
+ * The older a report is, the less it says. So a server's estimate moves from its last report to the
+ * mean of all reports of the service, by half of the difference in each half-life.
+ * docs/notes/placement.md has the reasons.
  */
 #ifndef SEGUE_BALANCER_PLACE_ORDER_H
 #define SEGUE_BALANCER_PLACE_ORDER_H

@@ -237,10 +237,15 @@ static __always_inline int hint_room(struct hint *hint)
 /*
  * The use of a hint after a server has told that it has the flow. `is_same`: the hint names that
  * server already. `is_proven`: the client has answered the server, so the packet is not of a flood.
- * A shared hint stays shared. A recent hint of another server is probably of another flow with the
- * same tag. So it becomes shared if the answer is proven, and stays as it is if not. A recent hint
- * of the same server stays recent. Any other hint becomes recent if the answer is proven, or else
- * idle, so that a hint of a flood is soon replaced.
+ *
+ *	before                  after, if proven    if not proven
+ *	shared                  shared              shared
+ *	recent, same server     recent              recent
+ *	recent, other server    shared              recent
+ *	free or idle            recent              idle
+ *
+ * A recent hint of another server is probably of another flow with the same tag. A hint of a
+ * flood is idle, so that it is soon replaced.
  */
 static __always_inline enum hint_use hint_next_use(enum hint_use before, bool is_same,
 						   bool is_proven)
