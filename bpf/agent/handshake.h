@@ -51,8 +51,8 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 }
 
 /* Whether this server has accepted the same SYN before, although no socket has the connection: the
- * socket does not exist yet, or the SYN-ACK had a SYN cookie. After REPEAT_LIFETIME, the client of
- * the first SYN has gone. */
+ * socket does not exist yet, or the SYN-ACK had a SYN cookie. No client repeats its SYN
+ * for longer than REPEAT_LIFETIME. */
 static __always_inline bool was_accepted(const struct local_flow *flow, int kinds)
 {
 	return kinds == SOCKET_LISTENING &&

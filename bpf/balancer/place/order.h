@@ -36,7 +36,7 @@ struct estimation {
 #define OLDEST_AGE (40 << 8)
 
 /*
- * The load of a candidate as far as is known, in load_value() << ESTIMATE_SHIFT. A server that does
+ * The estimated load of a candidate, in the unit of load_value() << ESTIMATE_SHIFT. A server that does
  * not report its load gets the offers that it would get without reports: those of the rows whose
  * first candidate it is. Between two half-lives, the weight of a report falls linearly.
  */

@@ -194,7 +194,7 @@ static __always_inline void hint_renew(const struct hint *hint)
 		hint_put(hint, hint->place, (hint->value & ~HINT_USE_MASK) | HINT_RECENT);
 }
 
-/* The last place of a word with a use; negative: there is none. */
+/* The last place in a word whose hint has this use; negative: there is none. */
 static __always_inline int place_with(__u64 word, enum hint_use use)
 {
 	int found = -1;
@@ -207,8 +207,8 @@ static __always_inline int place_with(__u64 word, enum hint_use use)
 }
 
 /*
- * Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes
- * first, and the lookup has read it before the other. Negative: there is no place, or another core
+ * Finds the place for a new hint: a free one, or else an idle one. It searches the flow's first word
+ * first. The lookup has read the second word last. Negative: there is no place, or another core
  * has entered a hint with the tag since the lookup. A second hint in front of that one would hide
  * it, and the first server that answers a SYN has to keep the flow. Two cores that enter hints in
  * both words at the same moment do not see each other.

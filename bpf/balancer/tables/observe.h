@@ -67,8 +67,7 @@ static __always_inline void lower_rank_of(__u32 slot, const struct load *load)
 			   present_rank(server, slot, load));
 }
 
-/* Counts a change of an entry in the loads of its servers, old and new, and observes it. See the
- * declaration in flowtable.h. */
+/* Counts a change of an entry in the loads of its servers, old and new, and observes it. */
 __noinline int note_change(__u64 old, __u64 new)
 {
 	/* A removed entry does not stay, even if its signature and its slot are 0. */
