@@ -43,8 +43,8 @@ struct dynamic_state {
 };
 
 /* Ends a window of algorithm 2: changes the threshold by at most 1, so that about half of all
- * offers are accepted. The bounds `few` and `many` are for a window of the smallest number of
- * attempts. So the number of accepted ones is scaled to that number. */
+ * offers are accepted. `few` and `many` bound the accepted offers of a window with the smallest
+ * number of attempts. A window may have more attempts, so both sides are scaled. */
 static __always_inline void adapt(struct dynamic_state *state, const struct acceptance *acceptance,
 				  __u32 most, __u64 now)
 {
@@ -63,7 +63,8 @@ static __always_inline void adapt(struct dynamic_state *state, const struct acce
 
 /*
  * Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
- * window. The next window counts that attempt only if it is accepted, and only as accepted.
+ * window. If that attempt is accepted, it counts as accepted in the next window, but not as an
+ * attempt.
  *
  * The paper counts SYNs. A flood of SYNs would fill windows while the load does not change. Then
  * the threshold would follow the load, and half of all offers would be accepted whatever the load

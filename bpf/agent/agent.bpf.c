@@ -93,7 +93,7 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 	}
 }
 
-/* Handles a received frame. Returns the reason for which it leaves. */
+/* Handles a received frame. Returns the reason under which it is counted. */
 static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 {
 	struct envelope envelope = {};

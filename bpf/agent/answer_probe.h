@@ -2,7 +2,8 @@
 /*
  * The agent's side of probes (net/probe.h). XDP turns a probe into its answer, and tc sends the
  * answer back to the neighbour that the probe came from. So the server needs no route to the
- * balancer. XDP_TX would need an XDP program at the far end of a veth.
+ * balancer. XDP does not send the answer itself, because XDP_TX to a veth interface needs an XDP
+ * program at the far end.
  */
 #ifndef SEGUE_AGENT_ANSWER_PROBE_H
 #define SEGUE_AGENT_ANSWER_PROBE_H
@@ -75,7 +76,7 @@ static __always_inline bool is_present(const struct in6_addr *vip)
 	return present && *present;
 }
 
-/* Turns the frame into the answer, which keeps the Ethernet addresses of the probe. */
+/* Turns the frame into the answer, which keeps the Ethernet addresses. False: it failed. */
 static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelope *envelope,
 					 __u64 token, __u16 flags)
 {
@@ -132,8 +133,8 @@ static __always_inline bool is_to_host(const struct __sk_buff *skb)
 	       is_host(&destination);
 }
 
-/* Whether the packet is an answer that xdp_agent has left to tc. XDP lets no other such packet from
- * this host's own SID pass, unless a host on the link forges one. That host gets it back. */
+/* Whether the packet is an answer that xdp_agent has left to tc. A host on the link can forge such
+ * a packet, and then gets it back. */
 static __always_inline bool is_probe_answer(const struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
 	return ip->nexthdr == NO_NEXT_HEADER && sid_function(&ip->daddr) == SID_PROBE &&

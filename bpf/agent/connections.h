@@ -133,7 +133,7 @@ static __always_inline void keep_cookie(struct bpf_sock_ops *ops)
 		follow_states(ops);
 }
 
-/* Adds n to a half of a count. */
+/* Adds n to one of the two halves of a count. */
 static __always_inline void add_open(struct connection_count *count, __u32 half, __s64 n)
 {
 	barrier_var(half); /* otherwise the compiler omits the mask, and the verifier refuses */
@@ -193,8 +193,8 @@ static __always_inline const struct socket_cookie *kept_cookie(struct bpf_sock_o
 }
 
 /* Follows a change of a connection's state. A connection in TIME_WAIT has no socket that can keep
- * the cookie. So the cookie then moves to the flow table. The kernel tells of this as a change to
- * CLOSE. */
+ * the cookie. So the cookie then moves to the flow table. The kernel tells of TIME_WAIT as a change
+ * to CLOSE. */
 static __always_inline void follow_connection(struct bpf_sock_ops *ops)
 {
 	const struct socket_cookie *cookie = kept_cookie(ops);

@@ -53,8 +53,8 @@ static __always_inline bool are_cookies_used(void)
 	return used && *used;
 }
 
-/* The cookie of an offer whose SID has a width; 0: the offer has no column, or one that does not
- * fit into the width and would lead nowhere. */
+/* The cookie for an offer that asks for one; 0: the offer has no column, or one that does not fit
+ * into the cookie's width and would lead nowhere. */
 static __always_inline __u8 cookie_of_sid(__u64 sid_low)
 {
 	__u64 argument = bpf_be64_to_cpu(sid_low);
@@ -80,9 +80,8 @@ volatile __u32 timestamps_are_off;
 
 /*
  * Whether the cookie of an offered flow would be lost: its column is not 0, and its packets have no
- * timestamps to carry it. (Balancers seek a flow without a cookie in column 0 first.) If the offer
- * asks for a cookie, user space is told that cookies are in use. Not inlined: the verifier walks it
- * once.
+ * timestamps to carry it. (Balancers seek a flow without a cookie in column 0 first.) If the column
+ * is not 0, user space is told that cookies are in use. Not inlined: the verifier walks it once.
  */
 __noinline int cannot_carry_column(struct xdp_md *ctx, const struct envelope *envelope,
 				   const struct packet *pkt)
@@ -123,8 +122,8 @@ static __always_inline struct socket_cookie cookie_from(const struct envelope *e
 	return from;
 }
 
-/* Enters a flow that this server accepts, after an offer with a width. A repeated offer without a
- * column does not change the column. */
+/* Enters a flow that this server accepts, after an offer that asks for a cookie. A repeated offer
+ * without a column does not change the column. */
 static __always_inline void accept_with_cookie(const struct local_flow *flow,
 					       const struct envelope *envelope)
 {

@@ -76,7 +76,7 @@ __noinline int move_options_back(struct xdp_md *ctx, __u32 distance, __u32 size)
 }
 
 /* The next-header field that announces the segment routing header. */
-static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope *envelope)
+static __always_inline __u8 *field_naming_srh(struct ipv6hdr *ip, const struct envelope *envelope)
 {
 	struct extension_header *options = (void *)(ip + 1);
 
@@ -92,7 +92,7 @@ static __always_inline enum agent_reason remove_srh(struct xdp_md *ctx,
 
 	if ((void *)(ip + 1) + sizeof(struct extension_header) > frame_end(ctx))
 		return AGENT_DROP_REWRITE;
-	*names_srh(ip, envelope) = envelope->next_header;
+	*field_naming_srh(ip, envelope) = envelope->next_header;
 	saved_ethernet = *ethernet;
 	saved_ip = *ip;
 	saved_ip.payload_len = bpf_htons(bpf_ntohs(ip->payload_len) - envelope->srh);

@@ -17,8 +17,8 @@ struct sent_range {
 	__u32 last;
 };
 
-/* Reads the range from a request socket. Multipath TCP has requests of another type, which begin
- * with the same structure: see read_sent_isn(). */
+/* Reads the timestamps of the SYN-ACKs from a request socket. False: they cannot be read. Multipath
+ * TCP has requests of another type, which begin with the same structure: see read_sent_isn(). */
 static __always_inline bool read_range(struct bpf_sock *socket, struct sent_range *range)
 {
 	struct tcp_request_sock *request = bpf_skc_to_tcp_request_sock(socket);
@@ -36,8 +36,8 @@ static __always_inline bool read_range(struct bpf_sock *socket, struct sent_rang
 	       !bpf_probe_read_kernel(&range->last, sizeof(range->last), &request->snt_tsval_last);
 }
 
-/* Finds the range for a packet of a half-open connection. False if the kernel keeps none: then it
- * accepts any echo. */
+/* Finds the timestamps that a packet of a half-open connection can echo. False if the kernel does
+ * not keep them: then it accepts any echo. */
 static __always_inline bool find_range(struct xdp_md *ctx, const struct packet *pkt,
 				       struct sent_range *range)
 {
@@ -59,7 +59,7 @@ static __always_inline bool is_after(__u32 a, __u32 b)
 
 /*
  * The echo for the stack. In a connection it is the latest timestamp that the packet can echo. It
- * is never earlier than the true one, because Linux would believe that a packet had been repeated
+ * is never earlier than the true one: otherwise Linux would believe that it had repeated a packet
  * in vain, and undo what it did for the loss (RFC 3522). It is up to `mask` ticks later than the
  * true one. If it is later than the clock, Linux measures no round trip.
  *
@@ -84,8 +84,8 @@ static __always_inline __u32 restored_echo(struct xdp_md *ctx, const struct pack
 /* Enters the flow of a packet that completes the handshake, before the stack makes the socket. The
  * cookie of an entry stays. A flood may have evicted the entry: then the new one has the cookie in
  * the packet, `echoed`. */
-static __always_inline void acknowledge(const struct envelope *envelope, const struct packet *pkt,
-					__u8 echoed)
+static __always_inline void enter_acknowledged(const struct envelope *envelope,
+					       const struct packet *pkt, __u8 echoed)
 {
 	struct socket_cookie cookie = cookie_from(envelope, echoed);
 	struct local_flow flow;
@@ -128,7 +128,8 @@ __noinline int take_cookie(struct xdp_md *ctx, const struct envelope *envelope,
 	timestamps = find_timestamps(ctx, pkt->transport);
 	echo = timestamps ? bpf_ntohl(timestamps->echo) : 0;
 	if (kinds & (SOCKET_REQUEST | SOCKET_COOKIE))
-		acknowledge(envelope, pkt, echo ? width << COOKIE_WIDTH_SHIFT | (echo & mask) : 0);
+		enter_acknowledged(envelope, pkt,
+				   echo ? width << COOKIE_WIDTH_SHIFT | (echo & mask) : 0);
 	if (!echo) /* 0 is no echo, as Linux understands it */
 		return 0;
 	restored = restored_echo(ctx, pkt, kinds, echo, mask);

@@ -189,7 +189,7 @@ static __always_inline enum agent_reason read_srh(struct cursor *at, struct enve
 
 /*
  * Finds the sender of an inserted list: the first segment is the balancer. The function `deliver`
- * needs no sender, so it permits a reduced header.
+ * needs no sender, so the first segment may be missing (a reduced header).
  */
 static __always_inline enum agent_reason read_inserted(struct envelope *envelope)
 {

@@ -51,8 +51,8 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 }
 
 /* Whether this server has accepted the same SYN before, although no socket has the connection: the
- * socket does not exist yet, or the SYN-ACK had a SYN cookie. After REPEAT_LIFETIME, the client of
- * the first SYN has gone. */
+ * socket does not exist yet, or the SYN-ACK had a SYN cookie. No client repeats its SYN
+ * for longer than REPEAT_LIFETIME. */
 static __always_inline bool was_accepted(const struct local_flow *flow, int kinds)
 {
 	return kinds == SOCKET_LISTENING &&
@@ -95,7 +95,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	else
 		result =
 			listens ? decide_offer(acceptance, key, backlog, &own) : OFFER_REFUSED_DOWN;
-	/* Also if this server compares no loads: a later candidate may. */
+	/* This server tells its load even if it compares none: a later candidate may. */
 	if (result == OFFER_REFUSED && own.next)
 		show_load(ctx, envelope, own);
 	return result;
@@ -249,13 +249,13 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
 							  const struct packet *pkt, int kinds)
 {
-	bool returns = wants_return(envelope);
+	bool wanted_back = wants_return(envelope);
 
 	if (!is_last_server(envelope))
 		return AGENT_NEXT_NOT_LOCAL;
-	if (kinds & SOCKET_TIME_WAIT && !(returns && !cookie_width_of_sid(envelope->sid_low)))
+	if (kinds & SOCKET_TIME_WAIT && !(wanted_back && !cookie_width_of_sid(envelope->sid_low)))
 		return AGENT_NONE;
-	return returns ? AGENT_RETURN_NOT_LOCAL : refuse_unknown_flow(pkt);
+	return wanted_back ? AGENT_RETURN_NOT_LOCAL : refuse_unknown_flow(pkt);
 }
 
 /*
@@ -266,7 +266,8 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
  *
  *	- Steer, and the packet has a cookie: take_cookie() decides.
  *	- The flow is half-open, and has a cookie: the entry stays as it is.
- *	- Steer: the entry stays as it is, unless a hint has led the packet here.
+ *	- Steer: the entry stays as it is. But if a hint has led the packet here, the entry notes
+ *	  that the balancer knows the flow.
  *	- Recover-stickiness: the flow waits, so that the server's next packet signals it to the
  *	  balancer. A flow that is ending stays so, and FIN or RST makes the flow closing.
  */

@@ -172,9 +172,9 @@ static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct
 	return OFFER_REFUSED;
 }
 
-/* Applies the policy to an offer, and sets `own` to this server's load if it is known. A drained
- * service is treated as if its load were unknown, but does not accept as the first candidate
- * either. So it tells no load, and gets no connection back. */
+/* Applies policy `least` to an offer, and sets `own` to this server's load if it is known. A
+ * drained service is treated as if its load were unknown, but does not accept as the first
+ * candidate either. So it tells no load, and gets no connection back. */
 static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct acceptance *acceptance,
 					       const struct service_key *key, bool listens,

@@ -14,7 +14,7 @@
 /* Up to this number, half-open connections always count as load. */
 #define FEW_HALF_OPEN 16
 
-/* Reads the source. False when its load is unknown or stale. */
+/* Reads the load source of a service. False when the load is unknown or stale. */
 static __always_inline bool read_load(const struct acceptance *acceptance,
 				      const struct service_key *key, const struct backlog *backlog,
 				      struct load *load)
@@ -116,8 +116,8 @@ __noinline __u64 scale_load(__u64 next, __u32 capacity)
 	return load_word(next, capacity);
 }
 
-/* The load as packets tell it: with a capacity of 0 if the source has none. Loads and capacities up
- * to MAX_LOAD are exact. */
+/* The load as packets tell it: with one connection more (`next`), and with a capacity of 0 if the
+ * source has none. Loads and capacities up to MAX_LOAD are exact. */
 static __always_inline struct known_load told_load(const struct load *load)
 {
 	__u32 capacity = load->capacity == NO_CAPACITY ? 0 : load->capacity;

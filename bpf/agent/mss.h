@@ -79,7 +79,7 @@ static __always_inline __u16 checksum_word(__be16 value, __u32 offset)
 	return offset & 1 ? value << 8 | value >> 8 : value;
 }
 
-/* Writes the value of an MSS option, and updates the checksum (RFC 1624). */
+/* Writes the value of an MSS option, and updates the checksum (RFC 1624). False: it failed. */
 static __always_inline bool write_mss(struct __sk_buff *skb, __u32 tcp,
 				      const struct mss_option *mss, __be16 value)
 {

@@ -5,8 +5,8 @@
  * XDP rewrites the packet and marks the frame. The packet leaves from tc ingress, right behind XDP.
  * There the kernel finds the next hop, as for its own packets: it resolves the neighbour and holds
  * the packet meanwhile. XDP would need bpf_fib_lookup, which finds only resolved neighbours and
- * requires a forwarding interface. If forwarding is enabled on a host, even on lo alone, the kernel
- * deletes the default routes from router advertisements.
+ * requires a forwarding interface. Forwarding can harm a server: if it is enabled, even on lo
+ * alone, the kernel deletes the default routes from router advertisements.
  */
 #ifndef SEGUE_AGENT_NEXT_SEGMENT_H
 #define SEGUE_AGENT_NEXT_SEGMENT_H

@@ -102,7 +102,8 @@ static __always_inline const struct quic_own_ids *find_own_ids(const struct flow
 	return ids && ids->present.length ? ids : NULL;
 }
 
-/* This server's own ID in the form of a given ID, which the ID's rotation names. */
+/* How this server's IDs begin in the config rotation of a given ID: the former one, or else the
+ * present one. */
 static __always_inline const struct quic_own_id *own_id(const struct quic_own_ids *ids,
 							const struct quic_id *id)
 {

@@ -19,13 +19,14 @@ struct sent {
 /* Whether the connection IDs of any service are compared (quic.h). */
 volatile __u32 quic_is_compared;
 
-/* Whether packets of a protocol are read. */
+/* Whether the agent reads sent packets of a protocol. */
 static __always_inline bool is_read(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || (protocol == IPPROTO_UDP && quic_is_compared);
 }
 
-/* Reads the IPv4 header of a sent packet. False: the packet is not read (read_sent). */
+/* Reads the IPv4 header of a sent packet. False: it is malformed, or the packet is of another
+ * protocol or a later fragment. */
 static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct iphdr ip;
@@ -42,7 +43,8 @@ static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct s
 	return true;
 }
 
-/* Reads the IPv6 header of a sent packet. False: the packet is not read (read_sent). */
+/* Reads the IPv6 header of a sent packet. False: it is malformed, or another protocol or an
+ * extension header follows. */
 static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct ipv6hdr ip;
@@ -85,8 +87,8 @@ static __always_inline bool read_sent_udp(const struct __sk_buff *skb, struct se
 	return true;
 }
 
-/* Reads a packet up to its transport header. False when the packet is of another protocol, or has
- * extension headers. `sent` must be zero. */
+/* Reads a sent packet: its IP header, and its TCP or UDP header. False when it has another protocol
+ * or extension headers, is a later fragment, or is malformed. `sent` must be zero. */
 static __always_inline bool read_sent(const struct __sk_buff *skb, struct sent *sent)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {

@@ -102,7 +102,8 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 }
 
 /* Puts an outer IPv6 header with a signal around the packet. It has a flow label of the flow (RFC
- * 6438), and the packet's traffic class (RFC 2983, RFC 6040). */
+ * 6438), and the packet's traffic class (RFC 2983, RFC 6040). False: it
+ * failed, and the packet must be dropped. */
 static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
 					const struct agent_flow *flow, __u64 sid_low, __u64 report)
 {

@@ -13,11 +13,11 @@
 #define SYN_COOKIE_BITS 6
 
 /*
- * The timestamp of a SYN-ACK with a SYN cookie, which has no socket. The column displaces bits that
- * the stack needs again, and the client will return no other state. So these bits move to the place
- * above the six bits. The part above the moved bits becomes less by one if the timestamp would be
- * later than the clock. The timestamp is at most 2^(6 + width) ms earlier than the clock.
- * restored_syn_cookie() undoes the move.
+ * The timestamp of a SYN-ACK with a SYN cookie, which has no socket. The column displaces some of
+ * the lowest six bits. The stack needs these again, and the client will return no other state. So
+ * they move to the place above the six bits. The part above the moved bits becomes less by one if
+ * the timestamp would be later than the clock. The timestamp is at most 2^(6 + width) ms earlier
+ * than the clock. restored_syn_cookie() undoes the move.
  */
 static __always_inline __u32 stamped_syn_cookie(__u32 value, __u32 mask, __u32 column)
 {
@@ -85,8 +85,8 @@ static __always_inline __u32 sent_timestamps(struct __sk_buff *skb, const struct
 	return walk_to_sent_timestamps(skb, options, end);
 }
 
-/* Writes a cookie into the timestamp of a packet. The header of a packet that the interface will
- * segment (TSO) is copied into each segment. */
+/* Writes a cookie into the timestamp of a packet. If the interface will segment the packet (TSO),
+ * each segment gets a copy of the header, and so the cookie. */
 static __always_inline void stamp(struct __sk_buff *skb, const struct sent *sent, __u8 cookie)
 {
 	__u32 mask = cookie_mask(cookie >> COOKIE_WIDTH_SHIFT), value, stamped;

@@ -75,7 +75,7 @@ struct {
 	__type(value, struct counter);
 } reasons SEC(".maps");
 
-/* Counts a frame that leaves for this reason. `bytes` is its length without the Ethernet header. */
+/* Counts a frame under a reason. `bytes` is its length without the Ethernet header. */
 static __always_inline void count_frame(enum agent_reason why, __u32 bytes)
 {
 	__u32 key = why;

@@ -49,7 +49,7 @@ const union {
 	enum probe_flag probe_flag;
 } *shared_types __attribute__((unused));
 
-/* Finds the servers that a packet visits. The reason tells how. */
+/* Finds the servers that a packet visits. The reason tells how they were found, or why none was. */
 static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct packet *pkt,
 						    const struct service *service,
 						    struct flow *flow, struct segments *segments)
@@ -168,7 +168,8 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 /* What take_own() returns for a returned packet, which is then handled as a client's packet. */
 #define NO_VERDICT -1
 
-/* Handles a packet of a server to the balancer itself. Not inlined: see handle_in_full. */
+/* Handles a packet of a server to the balancer itself. Returns the verdict, or NO_VERDICT for a
+ * returned packet. Not inlined: see handle_in_full. */
 __noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
 {
 	enum lb_reason why;
@@ -273,7 +274,7 @@ int read_jiffies(__u64 *jiffies)
 	return 0;
 }
 
-/* Corrects the rank of the server in the i-th slot of a run, if it has a rank. */
+/* Corrects the rank of the server in the i-th slot to rank, if the server has a rank. */
 static long rank_server(__u32 i, const struct rank_run *run)
 {
 	__u32 slot = run->first + i;

@@ -60,7 +60,7 @@ static __always_inline void ask(struct segments *segments, enum sid_function eac
 	segments->last_sid = SID_LOW(last);
 }
 
-/* Makes a server the only segment, and asks it for what known flows are asked. */
+/* Makes a server the only segment, as for a packet of a known flow. */
 static __always_inline void go_to(struct segments *segments, __u32 number,
 				  const struct server *server)
 {

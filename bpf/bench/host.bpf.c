@@ -73,8 +73,9 @@ static __always_inline bool rebuild(struct xdp_md *ctx)
 		frame[flags_offset & (MAX_FRAME - 1)] =
 			connection_flags[number & (sizeof(connection_flags) - 1)];
 	}
-	/* Changes the template and not the packet. If a load is wider than the store just before
-	 * it, the processor waits. That would not happen with packets from a network card. */
+	/* Changes the template, and not the packet after it was written: if a load is wider than
+	 * the store just before it, the processor waits. Packets of a network card cause no such
+	 * wait. */
 	*(__be32 *)&frame[offset] = bpf_htonl(first_flow + next_flow());
 	return !bpf_xdp_store_bytes(ctx, 0, frame, length);
 }

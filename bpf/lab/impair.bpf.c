@@ -3,8 +3,7 @@
  * Impairs the packets that the lab's switch forwards between hosts: drops them, sends them twice,
  * or lets later packets overtake them. A program can drop and copy a packet, but cannot keep it.
  * So a packet that is to be overtaken goes to user space and back, through a TAP interface
- * (lab/delay.go). A VLAN tag contains the port that the packet leaves by when it comes
- * back.
+ * (lab/delay.go). A VLAN tag contains the port that the packet leaves by when it comes back.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -59,7 +58,8 @@ static __always_inline __u32 chance(__u32 port, __u64 n)
 	return (z ^ z >> 31) >> 32;
 }
 
-/* Attached to the egress of each port. */
+/* Impairs a random part of the packets from or to impaired ports. Attached to the egress of each
+ * port. */
 SEC("tc")
 int impair(struct __sk_buff *skb)
 {
@@ -87,7 +87,8 @@ int impair(struct __sk_buff *skb)
 	return bpf_redirect(delay, 0);
 }
 
-/* Attached to the ingress of the TAP interface. */
+/* Sends a packet that comes back from user space out by its port. Attached to the ingress of the
+ * TAP interface. */
 SEC("tc")
 int give_back(struct __sk_buff *skb)
 {

@@ -13,7 +13,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Attached to the ingress of a router that uses ECMP. */
+/* Makes a router that uses ECMP hash each packet itself. Attached to the router's ingress. */
 SEC("tc")
 int forget_hash(struct __sk_buff *skb)
 {

@@ -8,7 +8,7 @@
 
 #include "types.h"
 
-/* The key in memory order. The paper reads it as little-endian words. */
+/* The key in memory order: two little-endian words, as the paper reads it. */
 struct siphash_key {
 	__u64 word[2];
 };

@@ -20,12 +20,12 @@
 /* The flows differ first in the port, from 1024 upwards, and then in the address. */
 #define PORT_BITS 15
 #define FIRST_PORT 1024
-#define MAX_LATE 1000000 /* ns: packets that are less late do not delay those after them */
+#define MAX_LATE 1000000 /* ns: a packet that is so late delays those after it (too_early) */
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* The packet of the flow whose variable bits are all zero. Like all constants here, it is set at
- * load. Padding behind the Ethernet frame makes it a multiple of eight bytes. */
+ * load. Behind the Ethernet frame it is padded to a multiple of eight bytes. */
 const volatile __u64 packet[MAX_WORDS];
 const volatile __u32 packet_words;
 /* Offsets in the frame, in bytes. */
@@ -121,8 +121,8 @@ static __always_inline bool set_flow(void *data, void *end, __u64 flow)
 	return add_to_checksum(data, end, checksum, added + number);
 }
 
-/* Whether the next packet is due later. A packet that is late by MAX_LATE also delays the packets
- * after it. Otherwise all of these would leave at once. */
+/* Whether the next packet is due later. If not, it sets the time when the packet after it is due. A
+ * packet that is late by MAX_LATE delays those after it, which would otherwise leave at once. */
 static __always_inline bool too_early(void)
 {
 	__u64 now;

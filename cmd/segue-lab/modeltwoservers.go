@@ -88,7 +88,7 @@ type twoServersRow struct {
 	Apart twoServersFigures `json:"apart"` // by the equation with independent queues
 }
 
-// twoServersFigures describes a steady state.
+// twoServersFigures has the figures of a steady state.
 type twoServersFigures struct {
 	Duration float64    `json:"duration"`
 	Flows    [2]float64 `json:"flows"`

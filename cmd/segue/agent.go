@@ -84,7 +84,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
-		// Before the agent runs, a request for a change would have to wait.
+		// Served once the agent runs: earlier requests for changes would have to wait.
 		select {
 		case <-a.Ready():
 			return serveAgentAPI(ctx, socket, api.Agent{Control: controller, Reload: reload, Events: stream})

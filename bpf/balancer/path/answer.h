@@ -369,7 +369,7 @@ static __always_inline bool may_answer(const struct packet *pkt)
 }
 
 /* Answers a packet whose hop limit is exceeded, or drops it. Returns the reason. */
-static __always_inline enum lb_reason expire(struct xdp_md *ctx, const struct packet *pkt)
+static __always_inline enum lb_reason refuse_hop_limit(struct xdp_md *ctx, const struct packet *pkt)
 {
 	if (!may_answer(pkt))
 		return LB_DROP_HOP_LIMIT;

@@ -127,7 +127,8 @@ struct copying {
 	__u32 pad;
 };
 
-/* Removes the headers of a copy from the frame. Inserted ones have replaced the IPv6 header. */
+/* Removes the headers of a copy from the frame. After srv6-insert, also writes the first IPv6
+ * header again. False: it failed. */
 static __always_inline bool restore(struct copying *in)
 {
 	__u32 added = in->skb->len - in->length;
@@ -169,7 +170,7 @@ static __always_inline bool send_copy(struct copying *in, __u32 slot, const stru
 	return restore(in);
 }
 
-/* Sends a copy to the server of a slot, if it is of the service. Returns 1 to end. */
+/* Sends a copy to the server of a slot, if it is of the service. Returns 1 to end the loop. */
 static long copy_to(__u32 slot, struct copying *in)
 {
 	const struct server *server = server_at(slot);

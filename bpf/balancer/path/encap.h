@@ -195,7 +195,7 @@ static __always_inline bool write_srh(struct segment_routing_header *srh, const 
 }
 
 /* Writes the routing header of srv6-insert behind hop-by-hop options. These stay right behind the
- * IPv6 header. */
+ * IPv6 header. False: the frame is too short. */
 static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct encap *encap,
 					     __u32 options)
 {
@@ -220,7 +220,7 @@ static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_head
 }
 
 /* Inserts a segment routing header behind the IPv6 header. The source remains the client. `ctx` is
- * NULL for packets without hop-by-hop options. */
+ * NULL for packets without hop-by-hop options. False: the frame is too short. */
 static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
 {
 	struct ipv6hdr *ip = encap->layer3;
@@ -362,9 +362,8 @@ static __always_inline bool write_ipip(const struct encap *encap)
 	return write_outer(encap, inner_protocol(encap->pkt));
 }
 
-/* Writes the headers of an encapsulation. Only packets with hop-by-hop options need
- * `ctx`; it is NULL for others.
- * False: the frame is too short. */
+/* Writes the headers of an encapsulation. Only packets with hop-by-hop options need `ctx`; it is
+ * NULL for others. False: the frame is too short. */
 static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation kind,
 					  const struct encap *encap)
 {
@@ -410,7 +409,7 @@ static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation k
 }
 
 /* Writes the Ethernet header. It uses words instead of the packed struct, for which the compiler
- * would store single bytes. */
+ * would store single bytes. False: the frame is too short. */
 static __always_inline bool write_ethernet(const struct encap *encap, __u64 next_hop,
 					   const struct port *port, __be16 ethertype)
 {

@@ -90,7 +90,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 	if (!next_hop)
 		return NULL;
 	if (pkt->hop_limit <= 1) {
-		*failed = expire(ctx, pkt);
+		*failed = refuse_hop_limit(ctx, pkt);
 		return NULL;
 	}
 	switch (service->rule.encapsulation) {

@@ -49,7 +49,7 @@ read_later_fragment(struct xdp_md *ctx, const struct fragment_key *key, struct p
 }
 
 /* Reads a first fragment, which must include all headers (RFC 7112), and stores its flow for later
- * fragments. If some have come before it, user space holds them, and learns that it has come. */
+ * fragments. If user space holds fragments that came before it, user space is told. */
 static __always_inline enum lb_reason
 read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {

@@ -35,8 +35,8 @@ static __always_inline void count_removed(const struct packet *pkt)
 
 /* Fills in the reset that answers a SYN to a closed port (RFC 9293 section 3.10.7.1). A client
  * accepts the reset only if it acknowledges the whole segment. False: the TCP header is missing. */
-static __always_inline bool read_segment(struct xdp_md *ctx, const struct packet *pkt,
-					 struct reset *reset)
+static __always_inline bool fill_reset(struct xdp_md *ctx, const struct packet *pkt,
+				       struct reset *reset)
 {
 	const struct tcphdr *tcp;
 	struct cursor at;
@@ -58,7 +58,7 @@ __noinline int answer_reset(struct xdp_md *ctx, const struct packet *pkt, __u32 
 	struct ethhdr *ethernet;
 	struct reset reset = {};
 
-	if (!pkt || !read_segment(ctx, pkt, &reset))
+	if (!pkt || !fill_reset(ctx, pkt, &reset))
 		return LB_DROP_TRANSPORT;
 	if (!may_answer_now(why, ANSWER_RESET))
 		return LB_DROP_RATE_LIMIT;

@@ -70,8 +70,8 @@ static __always_inline void read_ecn(const struct packet *pkt, struct signal *si
 	signal->ecn = combine_ecn(inner, traffic_class(pkt));
 }
 
-/* Reads an inserted signal. The balancer's segment in the list is not compared, because it is the
- * packet's destination. */
+/* Reads an inserted signal. False: it is malformed. The balancer's segment in the list is not
+ * compared, because it is the packet's destination. */
 static __always_inline bool read_inserted_signal(struct cursor *at, struct packet *pkt,
 						 struct signal *signal)
 {
@@ -92,7 +92,7 @@ static __always_inline bool read_inserted_signal(struct cursor *at, struct packe
 }
 
 /* Reads a signal around the server's packet to the client. Inner IPv6 addresses must not have the
- * IPv4-mapped form, which means IPv4 in the tables. */
+ * IPv4-mapped form, which means IPv4 in the tables. False: it is malformed. */
 static __always_inline bool read_wrapped_signal(struct cursor *at, struct packet *pkt,
 						struct signal *signal, __be16 ethertype)
 {

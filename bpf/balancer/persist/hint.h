@@ -94,7 +94,7 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 	return LB_FORWARD_KNOWN;
 }
 
-/* Handles create-stickiness: enters the server's column. Not inlined: see handle_in_full. */
+/* Handles create-stickiness: enters a hint with the column. Not inlined: see handle_in_full. */
 __noinline int take_create_hint(const struct packet *pkt, const struct service *service,
 				__u32 sender)
 {

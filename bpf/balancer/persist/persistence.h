@@ -96,9 +96,9 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 /*
  * Whether create-stickiness enters the flow in the flow table. If not, it enters a hint. After a
  * change from persistence `table`, a flow that has an entry stays in the flow table, because its
- * packets are looked up there first. Without hints, every signal is about a flow of the flow table:
- * servers then signal only flows that were offered before the change, or whose offer asked the
- * server of an entry first. Not inlined: see handle_in_full.
+ * packets are looked up there first. Without hints, servers signal only flows that were offered
+ * before the change, or whose offer asked the server of an entry first. These belong in the flow
+ * table. Not inlined: see handle_in_full.
  */
 __noinline int enters_flow(const struct packet *pkt, const struct service *service)
 {

@@ -38,7 +38,7 @@ struct {
 
 _Static_assert(sizeof(struct quic_forms) == sizeof(__u64), "one load must read both forms");
 
-/* Reads the form of an ID with this first octet. False: the service has no IDs. One load copies
+/* Finds the form of an ID by the ID's first octet. False: the service has no IDs. One load copies
  * both forms, because user space may replace them meanwhile. */
 static __always_inline bool read_form(const struct service *service, __u8 first,
 				      struct quic_form *form)
@@ -57,9 +57,10 @@ static __always_inline bool read_form(const struct service *service, __u8 first,
 }
 
 /*
- * The server that a packet's connection ID names, or one of the negative numbers above. It decides
- * as Config.ServerID in quiclb/quiclb.go does. The lookup in quic_servers compares the first octet,
- * too: its rotation, and the length if the octet contains it. Not inlined: see handle_in_full.
+ * The server that a packet's connection ID names. ID_OF_CLIENT: the client has chosen the ID.
+ * ID_UNKNOWN: there is no ID, or it names no server of the service. It decides as Config.ServerID
+ * in quiclb/quiclb.go does. The lookup in quic_servers compares the first octet, too: its rotation,
+ * and the length if the octet contains it. Not inlined: see handle_in_full.
  */
 __noinline int server_of_id(struct xdp_md *ctx, const struct packet *pkt,
 			    const struct service *service)

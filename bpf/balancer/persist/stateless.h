@@ -117,10 +117,10 @@ static __always_inline void note_syn(struct packet *pkt, const struct service *s
 }
 
 /*
- * Finds the servers of a flow by the packet. The reason is none for SYNs, which are placed, and for
- * other packets without a cookie and without a hint, whose servers placement then finds. Resets are
- * such packets with some stacks, which send them without options. If the program has no hints, a
- * packet without a cookie visits the servers of the first column, and then those of the others.
+ * Finds the servers of a flow by the packet. The reason is none if placement has to find the
+ * servers: for a SYN, and for a packet with neither a cookie nor a hint, such as the resets that
+ * some stacks send without options. If the program has no hints, a packet without a cookie visits
+ * the servers of the first column, and then those of the others.
  */
 static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struct packet *pkt,
 						       const struct service *service, int *holder,

@@ -27,8 +27,8 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 	return true;
 }
 
-/* Makes a server of the row that takes new flows take the flow: the first one, or under `infer` the
- * one with the lowest score. The server then knows its column. */
+/* Gives a flow to the first server of its row that takes new flows, or under `infer` to the one
+ * with the lowest score. The offer tells the server its column. False: the row has none. */
 static __always_inline bool place_hash_in_row(const struct packet *pkt,
 					      const struct service *service,
 					      struct segments *segments)

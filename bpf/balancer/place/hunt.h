@@ -55,7 +55,7 @@ static __always_inline void end_with(struct segments *segments, __u32 holder, __
 /*
  * Asks the candidates for a connection that one of them may have. The holder, if there is one, is
  * asked first and last: if no server has the connection, the holder resets it, as if it alone had
- * been asked. The list is never so long that the packet does not fit its path.
+ * been asked. The list is never so long that the packet does not fit its path. False: it is empty.
  */
 static __always_inline bool seek(const struct packet *pkt, const struct service *service,
 				 int holder, struct segments *segments)

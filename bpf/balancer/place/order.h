@@ -3,8 +3,9 @@
  * Orders the candidates of an offer by the loads that they have reported, the least loaded first,
  * and keeps the first few.
  *
- * A report says less with its age. So it approaches the mean of all reports of the service, by half
- * of the difference in each half-life. docs/notes/placement.md has the reasons.
+ * The older a report is, the less it says. So a server's estimate moves from its last report to the
+ * mean of all reports of the service, by half of the difference in each half-life.
+ * docs/notes/placement.md has the reasons.
  */
 #ifndef SEGUE_BALANCER_PLACE_ORDER_H
 #define SEGUE_BALANCER_PLACE_ORDER_H
@@ -35,7 +36,7 @@ struct estimation {
 #define OLDEST_AGE (40 << 8)
 
 /*
- * The load of a candidate as far as is known, in load_value() << ESTIMATE_SHIFT. A server that does
+ * The estimated load of a candidate, in the unit of load_value() << ESTIMATE_SHIFT. A server that does
  * not report its load gets the offers that it would get without reports: those of the rows whose
  * first candidate it is. Between two half-lives, the weight of a report falls linearly.
  */

@@ -37,8 +37,9 @@ static __always_inline __u64 share_taken(const struct load *load)
 	return unit > PRICE_ONE ? (SHARE_ALL << PRICE_SHIFT) / unit : SHARE_ALL;
 }
 
-/* The slot of a proposed server if it takes the flow; otherwise negative. The ticket is random, or
- * the fraction at which the server's turns begin. */
+/* The slot of a proposed server if it takes the flow; otherwise negative. It takes the flow if the
+ * fractional part of ticket + cycle * share is less than the share. For a draw, the ticket is
+ * random, and the cycle is 0. For a turn, the ticket is a constant of the server. */
 static __always_inline int accepted(const struct weighted *in, __u32 place, __u32 ticket,
 				    __u64 cycle)
 {

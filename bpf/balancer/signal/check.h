@@ -91,9 +91,9 @@ static __always_inline void list_checked(const struct __sk_buff *skb, const stru
 		ask(segments, SID_DELIVER, SID_DELIVER);
 }
 
-/* Tells the kernel which headers are added, so that it can compute the checksums of the inner
- * packet if the interface cannot. The kernel has no name for an inserted routing header. */
-static __always_inline __u64 kind_of_room(enum encapsulation kind, const struct server *server)
+/* The flags that tell the kernel which headers are added, so that it can compute the checksums of
+ * the inner packet if the interface cannot. There is no flag for an inserted routing header. */
+static __always_inline __u64 room_flags(enum encapsulation kind, const struct server *server)
 {
 	__u64 outer = server->flags & SERVER_IPV4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
 						  : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
@@ -133,7 +133,7 @@ static __always_inline int send_check(struct __sk_buff *skb)
 	next_hop = *(volatile __u64 *)&encap.server->next_hop;
 	port = port_at(NEXT_HOP_PORT(next_hop));
 	if (!next_hop || !encapsulate_skb_as(skb, check->encapsulation, &encap, next_hop, port,
-					     kind_of_room(check->encapsulation, encap.server)))
+					     room_flags(check->encapsulation, encap.server)))
 		return TC_ACT_SHOT;
 	/* The mark was for this program. The egress of another interface must not see it. */
 	skb->mark = 0;

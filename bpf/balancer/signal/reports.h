@@ -117,7 +117,7 @@ static __always_inline __u32 spare_at(__u64 spares, __u32 i)
 	return (spares >> 16 * i & 0xffff) ^ NO_SERVER;
 }
 
-/* The list of spare servers without a server. */
+/* The list of spare servers, with one server removed. */
 static __always_inline __u64 without_spare(__u64 spares, __u32 server)
 {
 	__u64 kept = 0;
@@ -133,7 +133,8 @@ static __always_inline __u64 without_spare(__u64 spares, __u32 server)
 	return kept;
 }
 
-/* Puts a server in front of the list of spare servers, or removes it. */
+/* Puts a server with free capacity in front of the list of spare servers. Removes any other server
+ * from the list. */
 static __always_inline void note_spare(struct service_reports *all, __u32 server, bool is_free)
 {
 	__u64 before = *(volatile __u64 *)&all->spares;
@@ -191,8 +192,8 @@ __noinline int note_report(const struct service *service, __u32 server, __u64 re
 	return true;
 }
 
-/* Notes the load that the first candidate of a flow told, by the report of the server that took the
- * flow. The report must be a new one. Not inlined: see handle_in_full. */
+/* Notes the load of the first candidate of a flow. The server that took the flow has reported this
+ * load together with its own, in a new report. Not inlined: see handle_in_full. */
 __noinline int note_relayed(const struct service *service, __u32 first, __u64 report)
 {
 	struct service_reports *all;

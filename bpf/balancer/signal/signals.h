@@ -49,7 +49,7 @@ find_sender(const struct signal *signal, const struct service *service, __u32 *n
 
 /* Whether the tag of a signal is valid. Without keys, every signal is accepted. Not inlined: its
  * stack frame would be too large for the caller. */
-__noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
+__noinline int has_valid_tag(const struct packet *pkt, const struct signal *signal)
 {
 	const struct signal_keys *keys = find_signal_keys();
 	struct tagged tagged_signal;
@@ -98,9 +98,9 @@ __noinline int take_report(const struct packet *pkt, const struct service *servi
 	return 0;
 }
 
-/* Turns the frame of a signal into a reset of the flow by the client, without encapsulation. The
- * server accepts the reset, because it has the sequence number that the server expects (RFC 9293
- * section 3.10.7). */
+/* Turns the frame of a signal into a reset of the flow by the client, without encapsulation. False:
+ * it failed. The server accepts the reset, because it has the sequence number that the server
+ * expects (RFC 9293 section 3.10.7). */
 static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
 				       const struct signal *signal)
 {
@@ -150,7 +150,7 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 		return leave(ctx, pkt, LB_DROP_SENDER);
 	if (!find_sender(&signal, &service, &sender))
 		return leave(ctx, pkt, LB_DROP_SENDER);
-	if (!is_vouched(pkt, &signal))
+	if (!has_valid_tag(pkt, &signal))
 		return leave(ctx, pkt, LB_DROP_TAG);
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, LB_DROP_HOP_LIMIT);

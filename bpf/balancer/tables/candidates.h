@@ -262,10 +262,10 @@ struct search_context {
 	struct segments *segments; /* NULL: the servers are not listed */
 };
 
-/* Lists and counts a server that takes new flows. In the first row, it counts also servers that the
- * list has already, because append_row() listed them without counting. In later rows, it skips
- * them. */
-static __always_inline void find(const struct search_context *in, __u32 number)
+/* Lists and counts a server that the search has found. In the first row, it counts also servers
+ * that the list has already, because append_row() listed them without counting. In later rows, it
+ * skips them. */
+static __always_inline void add_found(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
 	__u32 column = search->row ? NO_COLUMN : COLUMN(search->place);
@@ -293,7 +293,7 @@ static __always_inline void find_any(const struct search_context *in)
 	__u32 number = candidate_of(in->service, in->search->bucket, 0);
 
 	if (is_wanted(in->service, number, LIST_ANY))
-		find(in, number);
+		add_found(in, number);
 }
 
 /* Looks at the next candidate. Returns 1 to end the search. */
@@ -303,7 +303,7 @@ static long search_candidate(__u32 turn, const struct search_context *in)
 	__u32 number = candidate_of(in->service, search->bucket, search->place);
 
 	if (is_taking(in->service, number))
-		find(in, number);
+		add_found(in, number);
 	else if (number == NO_SERVER && search->wanted > search->place)
 		search->wanted = search->place; /* the service has fewer servers than wanted */
 	if (search->found >= search->wanted)
@@ -333,7 +333,7 @@ __noinline int continue_search(const struct service *service, struct search *sea
 
 /*
  * Fills an empty list with the servers of a row, if the row has no gap and all of its servers take
- * new flows, as in most rows. Otherwise the list stays empty. A row must have whole words. Not
+ * new flows, as in most rows. Otherwise the list stays empty. A row must fill whole words. Not
  * inlined: see handle_in_full.
  */
 __noinline int list_whole_row(const struct service *service, __u32 bucket,
@@ -484,7 +484,7 @@ static __always_inline void ask_for_cookie(__u32 width, struct segments *segment
 }
 
 /* Sends a packet of an unknown flow through the servers that may have the flow. Each is asked for
- * `function`. */
+ * `function`. False: there is none. */
 static __always_inline bool visit(const struct flow_key *flow, const struct service *service,
 				  enum sid_function function, struct segments *segments)
 {

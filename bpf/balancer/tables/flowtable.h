@@ -378,8 +378,8 @@ static __always_inline bool flow_is_fresh(const struct flow *flow, __u64 now)
 /*
  * Whether an event leaves the flow's entry as it is. A SYN does, if the flow is established or
  * closing: it does not prove that the connection is over. So does a packet without FIN or RST soon
- * after the end, to which it may belong. The entry then keeps the time of the end, so that a packet
- * that comes much later can be told from it.
+ * after the end: it may be of the connection that has ended. The entry then keeps the time of the
+ * end, so that a packet that comes much later is not taken for one of that connection.
  */
 static __always_inline bool flow_ignores(const struct flow *flow, enum flow_event event, __u64 now)
 {
@@ -453,9 +453,9 @@ static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 /*
  * Changes an entry that has the old value. False: another core was faster, and the entry is as that
  * core left it. The data path makes every change of an entry's state, age or server here, and the
- * sweep makes its changes by sweep_entry(). The sweep and note_change() count by count_states(), and
- * count_new_flow() counts the same for one kind of change. So the loads of servers always equal what
- * the entries of both flow tables add to them, except for changes under way.
+ * sweep makes its changes by sweep_entry(). The sweep and note_change() count by count_states(),
+ * and count_new_flow() counts the same for one kind of change. So the loads of servers always agree
+ * with the entries of both flow tables, except for changes under way.
  */
 static __always_inline bool entry_change(__u64 *entry, __u64 old, __u64 new)
 {

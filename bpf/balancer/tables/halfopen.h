@@ -55,9 +55,8 @@ static __always_inline bool is_rival(const struct flow *claim, __u64 value)
 
 /*
  * The server that a claim has to yield to because of this entry of the bucket, or HALF_OPEN_NOBODY
- * if it need not yield. If the entry is another one of the claim's flow, the claim yields to it if
- * it is confirmed, or is the lower of the two claims. If it is the higher claim, it is removed
- * here, unless it is confirmed at that very moment.
+ * if it need not yield. The claim yields to another entry of its flow if that entry is confirmed,
+ * or is a lower claim. A higher claim is removed here, unless it is confirmed at that very moment.
  */
 static __always_inline int half_open_rival(const struct flow *claim, __u64 *entry)
 {

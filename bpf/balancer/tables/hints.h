@@ -194,7 +194,7 @@ static __always_inline void hint_renew(const struct hint *hint)
 		hint_put(hint, hint->place, (hint->value & ~HINT_USE_MASK) | HINT_RECENT);
 }
 
-/* The last place of a word with a use; negative: there is none. */
+/* The last place in a word whose hint has this use; negative: there is none. */
 static __always_inline int place_with(__u64 word, enum hint_use use)
 {
 	int found = -1;
@@ -207,8 +207,8 @@ static __always_inline int place_with(__u64 word, enum hint_use use)
 }
 
 /*
- * Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes
- * first, and the lookup has read it before the other. Negative: there is no place, or another core
+ * Finds the place for a new hint: a free one, or else an idle one. It searches the flow's first word
+ * first. The lookup has read the second word last. Negative: there is no place, or another core
  * has entered a hint with the tag since the lookup. A second hint in front of that one would hide
  * it, and the first server that answers a SYN has to keep the flow. Two cores that enter hints in
  * both words at the same moment do not see each other.
@@ -237,10 +237,15 @@ static __always_inline int hint_room(struct hint *hint)
 /*
  * The use of a hint after a server has told that it has the flow. `is_same`: the hint names that
  * server already. `is_proven`: the client has answered the server, so the packet is not of a flood.
- * A shared hint stays shared. A recent hint of another server is probably of another flow with the
- * same tag. So it becomes shared if the answer is proven, and stays as it is if not. A recent hint
- * of the same server stays recent. Any other hint becomes recent if the answer is proven, or else
- * idle, so that a hint of a flood is soon replaced.
+ *
+ *	before                  after, if proven    if not proven
+ *	shared                  shared              shared
+ *	recent, same server     recent              recent
+ *	recent, other server    shared              recent
+ *	free or idle            recent              idle
+ *
+ * A recent hint of another server is probably of another flow with the same tag. A hint of a
+ * flood is idle, so that it is soon replaced.
  */
 static __always_inline enum hint_use hint_next_use(enum hint_use before, bool is_same,
 						   bool is_proven)

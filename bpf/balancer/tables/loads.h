@@ -44,7 +44,8 @@ static __always_inline __s64 trials_of(const struct load *load)
 	return *(const volatile __s32 *)&load->trials;
 }
 
-/* Takes a trial of a server that gets a flow. */
+/* Uses up a trial of a server that gets a flow. A server with trials gets flows whatever its
+ * price. */
 static __always_inline void take_trial(__u32 server)
 {
 	struct load *load = load_at(server);

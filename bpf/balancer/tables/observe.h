@@ -37,8 +37,8 @@ static __always_inline void observe(__u64 entry, const struct load *load, __u64 
 		begin_duration(entry);
 	if (load->is_timed && is_established(from) && has_ended(to))
 		end_duration(entry);
-	/* The server has not served a flow whose second packet was the FIN, so that flow does not
-	 * tell how many it can serve. */
+	/* The server has not served a flow whose second packet was the FIN. So that flow does not
+	 * tell how many flows the server can serve. */
 	if (from == FLOW_NEW && has_ended(to))
 		count_end(entry_server(entry), 0);
 	else if (from == FLOW_ESTABLISHED && has_ended(to))
@@ -67,8 +67,7 @@ static __always_inline void lower_rank_of(__u32 slot, const struct load *load)
 			   present_rank(server, slot, load));
 }
 
-/* Counts a change of an entry in the loads of its servers, old and new, and observes it. See the
- * declaration in flowtable.h. */
+/* Counts a change of an entry in the loads of its servers, old and new, and observes it. */
 __noinline int note_change(__u64 old, __u64 new)
 {
 	/* A removed entry does not stay, even if its signature and its slot are 0. */
