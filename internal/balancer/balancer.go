@@ -84,8 +84,8 @@ type Balancer struct {
 	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
 	events        *events.Stream
 	stale         map[string]bool // names of services that must choose servers of new flows again
-	// The alarms of pending work. At choice, stale services choose their servers. At journal,
-	// changes are logged. At slow, servers that start slowly begin to take new flows or to rest.
+	// The alarms of pending work. When choice goes off, stale services choose their servers. At
+	// journal, changes are logged. At slow, servers that start slowly take new flows or rest.
 	choice, journal, slow *alarm
 	// patience is how long a reload waits for next hops, after the resolver's first update.
 	patience  time.Duration
@@ -558,7 +558,7 @@ func (b *Balancer) leadChecks() {
 	}
 }
 
-// admit chooses the servers that get new flows for all stale services.
+// admit chooses again which servers get new flows, for all services whose choice is stale.
 func (b *Balancer) admit() {
 	for name := range b.stale {
 		if svc := b.services.byName[name]; svc != nil {

@@ -46,10 +46,10 @@ type place struct {
 // the struct must have types that the files of this package use. Fields that data does not have
 // keep their values.
 //
-// Then Decode collects the errors that rules returns. An error that further returns could be a
-// consequence of another error, so Decode calls further only while there are no errors. If an error
-// has no line, Decode finds the line by the path. It omits errors about a field if the field, or a
-// part of it, could not be decoded. The error is of type fieldpath.Errors.
+// Then Decode collects the errors that rules returns. The errors of the functions further could be
+// consequences of others, so Decode calls these functions only while there are no errors. If an
+// error has no line, Decode finds the line by the path. It omits errors about a field if the field,
+// or a part of it, could not be decoded. The error is of type fieldpath.Errors.
 func Decode(data []byte, into any, rules func() fieldpath.Errors, further ...func() fieldpath.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
@@ -119,10 +119,10 @@ func decodeDocument(root *yaml.Node, into any) *document {
 	return d
 }
 
-// root decodes a document. root is the node of the document.
-func (d *document) root(root *yaml.Node, into any) {
-	d.isFile = root.Line > 0
-	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
+// root decodes the document of a node.
+func (d *document) root(node *yaml.Node, into any) {
+	d.isFile = node.Line > 0
+	d.value("", node.Content[0], reflect.ValueOf(into).Elem())
 }
 
 func newDocument() *document {

@@ -78,7 +78,7 @@ type rangedField struct {
 // the fields of a type are found only once.
 var rangedFields sync.Map
 
-// rangedFieldsOf returns the ranged fields of a struct.
+// rangedFieldsOf returns the fields of a struct that have a range tag or can contain such fields.
 func rangedFieldsOf(t reflect.Type) []rangedField {
 	if known, ok := rangedFields.Load(t); ok {
 		return known.([]rangedField)

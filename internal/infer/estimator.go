@@ -173,12 +173,12 @@ func NewEstimator(s Settings) (*Estimator, error) {
 // UsesDurations tells whether Step needs the durations of flows (Observe).
 func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
 
-// Arrange sets the servers and the balancers. What was learned of a server stays if the servers of
-// the last Arrange have its name too. The weights are those of the configuration: 0 is a server
-// that takes no new flows. Without balancers, or if there is only this one, all servers have their
-// home here. A new server gets a slow start, unless there were no servers before. Arrange fails,
-// and changes nothing, if names are not unique, a weight is negative or not finite, or self is not
-// one of the balancers.
+// Arrange sets the servers, which are the members, and the balancers. What was learned of a server
+// stays if the servers of the last Arrange have its name too. The weights are those of the
+// configuration: 0 is a server that takes no new flows. Without balancers, or if there is only this
+// one, all servers have their home here. A new server gets a slow start, unless there were no
+// servers before. Arrange fails, and changes nothing, if names are not unique, a weight is negative
+// or not finite, or self is not one of the balancers.
 func (e *Estimator) Arrange(members []Member, balancers []string, self string) error {
 	if len(balancers) == 0 {
 		balancers = []string{self}
@@ -308,8 +308,8 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 	s.since.add(&c, &last)
 	if e.capacities == nil || s.aftermath > 0 {
-		// If capacities are learned, the server is ill, or was ill until recently. Flows that are
-		// not served do not show the capacity.
+		// Either no capacities are learned, or the server is ill, or was ill until recently. Flows
+		// that an ill server does not serve would not show its capacity.
 		return
 	}
 	e.capacities.Had(int32(server), count(c.Established), seconds)

@@ -28,8 +28,8 @@ const seed = "segue home 1\x00"
 // too few home servers for its traffic. The servers are assigned in the order of their hashes, so
 // that each balancer gets some of each kind. Territory infers the state of other servers from a
 // balancer's home servers. These inferences are right only if the home servers are like the other
-// servers (docs/research/placement.md). Balancers with the same members agree, whatever the order
-// of the members.
+// servers (docs/research/placement.md). Balancers with the same servers agree, whatever the order
+// of the servers.
 func Homes(servers []Member, balancers []string) []int32 {
 	homes := make([]int32, len(servers))
 	if len(balancers) == 0 {

@@ -60,7 +60,8 @@ func fixed(x float64) uint32 {
 }
 
 // Score is the number by which the data path ranks a server for a new flow: the least is chosen. It
-// contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits.
+// contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits. fresh
+// are the new flows. Most of a flood of them does not count (sureNew).
 //
 // The order of the delays is that of Territory: the least waiting, then home before away, then the
 // shortest delay. With a delay of at most 1 no flow waits. Such a delay on a home server stays as

@@ -48,7 +48,8 @@ const (
 // that were not read at one moment. So it can be below 0.
 type outcome struct{ good, bad float64 }
 
-// compared returns the part of the outcome that counts.
+// compared makes the number of bad events at least 0. If there are more than mostCompared events,
+// it reduces good and bad ones in proportion.
 func (o outcome) compared() outcome {
 	o.bad = max(0, o.bad)
 	if n := o.good + o.bad; n > mostCompared {
@@ -65,8 +66,8 @@ func (o outcome) share() float64 {
 	return o.good / (o.good + o.bad)
 }
 
-// lower returns the lower bound of Wilson's interval for the share of good events, two standard
-// deviations wide (Wilson, "Probable inference, the law of succession, and statistical inference",
+// lower returns the lower bound of Wilson's interval for the share of good events, at two standard
+// deviations (Wilson, "Probable inference, the law of succession, and statistical inference",
 // 1927). Without events it is 0.
 func (o outcome) lower() float64 {
 	const z2 = 2 * 2
@@ -174,10 +175,11 @@ type answers struct {
 	open float64 // flows of the last window without an answer
 }
 
-// pass ends a window, in which the given numbers of flows were placed and answered. It assigns
+// endWindow ends a window, in which the given numbers of flows were placed and answered. It assigns
 // answers to the flows of this window first, so that a lost flow does not take the answer of a
-// later one. Only the answers in excess are those of open flows. The other open flows are lost.
-func (a *answers) pass(placed, answered float64) {
+// later one. The surplus answers belong to open flows, which the last window has left without an
+// answer. Open flows that get none are lost.
+func (a *answers) endWindow(placed, answered float64) {
 	excess := max(0, answered-placed)
 	a.now = outcome{good: answered, bad: max(0, a.open-excess)}
 	a.open = max(0, placed-answered)
@@ -203,7 +205,7 @@ func (e *Estimator) suspect(seconds float64) {
 	}
 	for i := range e.servers {
 		s := &e.servers[i]
-		s.answers.pass(s.since.placed, s.since.answered)
+		s.answers.endWindow(s.since.placed, s.since.answered)
 		s.endings.now = outcome{s.since.ended, s.since.left - s.since.ended}
 	}
 	judge(e.servers, func(s *server) *conduct { return &s.answers.conduct }, e.window)
@@ -217,10 +219,11 @@ func (e *Estimator) suspect(seconds float64) {
 }
 
 // treat does what follows from the belief about a server. A server that is watched gets the given
-// trials for this window, and can save up at most the given number. A home server without flows
-// gets trials too if capacities are learned. All other servers have none. When a server is no
-// longer suspect, it begins a slow start. If its flows fall silent, treat forgets its capacity: it
-// was learned from such flows before the server was known to be ill.
+// number of trials for this window: new flows that show its condition. It can save up at most the
+// number most. A home server without flows gets trials too if capacities are learned. All other
+// servers have none. When a server is no longer suspect, it begins a slow start. If its flows fall
+// silent, treat forgets its capacity: it was learned from such flows before the server was known to
+// be ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect

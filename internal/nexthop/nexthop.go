@@ -108,10 +108,10 @@ func New(own []string, log *slog.Logger) *Resolver {
 	}
 }
 
-// Resume passes the hops of an earlier process to the resolver, before Run. A hop needs its MAC
-// address, the index of its interface, Silent and Default. If the kernel does not know a neighbour
-// at the moment, its hop stays in use, as it would have without the restart. A hop without a MAC
-// address belongs to a target that has lost its own route.
+// Resume passes the hops of an earlier process to the resolver, before Run. Of a hop, only the MAC
+// address, the index of its interface, Silent and Default are used. If the kernel does not know a
+// neighbour at the moment, its hop stays in use, as it would have without the restart. A hop
+// without a MAC address belongs to a target that has lost its own route.
 func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
 	r.resumed = hops
 	for target, hop := range hops {

@@ -182,7 +182,7 @@ func (v *View) Services() ([]*ServiceState, error) {
 	return v.services(v.tables.FlowCounts.Read(), func(string) bool { return true })
 }
 
-// services is Services with the counts of a sweep, for the wanted services.
+// services does the work of Services for the wanted services, with the counts of a sweep.
 func (v *View) services(
 	counts *dataplane.SweptCounts, wanted func(service string) bool,
 ) ([]*ServiceState, error) {
@@ -299,7 +299,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	return ignored
 }
 
-// server reads the state of the server in a slot. The server has the name.
+// server reads the state of the server in a slot. name is the name of the server.
 func (v *View) server(
 	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface,
 	counts *dataplane.SweptCounts,

@@ -181,10 +181,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace does the work of SetTargets. Others than Run call it only for a prober that does not run.
-// A target that differs from a former one in Fault at most keeps its state. The data path forgets
-// the slots that no target has any more. Replace returns the findings that differ from the targets'
-// Fault.
+// Replace does the work of SetTargets. While the prober runs, only Run may call it. A target that
+// differs from a former one in Fault at most keeps its state. The data path forgets the slots that
+// no target has any more. Replace returns the findings that differ from the targets' Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
@@ -335,13 +334,13 @@ func (p *Prober) hear(s *server) {
 // server that is only suspect is acquitted, and a server that is Unheard is called itself.
 func (p *Prober) begin(s *server) {
 	s.peer = nil
-	if s.passes {
+	if s.nextThrough {
 		s.peer = p.services[s.target.Service].peerOf(s)
 	}
 	switch {
 	case s.peer != nil:
 		s.call = p.calls.begin(s.peer.target, &s.target)
-	case s.passes && !s.unheard:
+	case s.nextThrough && !s.unheard:
 		s.acquit() // it has answered the call before this one
 	default:
 		s.call = p.calls.begin(s.target, nil)
