@@ -100,7 +100,7 @@ func (d *document) describe(path string) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-// decode is Decode without rules.
+// decode decodes the only YAML document in data, and checks no rules.
 func decode(data []byte, into any) *document {
 	root, problem := parse(data)
 	if problem == nil {
@@ -112,7 +112,7 @@ func decode(data []byte, into any) *document {
 	return d
 }
 
-// decodeDocument is decode for a document that was parsed.
+// decodeDocument decodes a document that was parsed, and checks no rules.
 func decodeDocument(root *yaml.Node, into any) *document {
 	d := newDocument()
 	d.root(root, into)
@@ -142,7 +142,8 @@ func Document(data []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// parse is Document with another type of error. All YAML is read by this function.
+// parse returns the only YAML document in data, or its first error. All YAML is read by this
+// function.
 func parse(data []byte) (*yaml.Node, *fieldpath.Error) {
 	root, problem := loadNodes(data)
 	if problem == nil {
@@ -497,8 +498,8 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 	return ""
 }
 
-// setBasic is setScalar for the basic types of Go. A string gets the text as written, so a name
-// such as 1 or true needs no quotes.
+// setBasic parses a text into a field of a basic type of Go, as setScalar does. A string gets the
+// text as written, so a name such as 1 or true needs no quotes.
 func (d *document) setBasic(path, text string, into reflect.Value) (problem string) {
 	limits, limited := d.bounds[path]
 	switch {
@@ -549,8 +550,8 @@ func parseUint(text string, bits int) (uint64, error) {
 	return strconv.ParseUint(text, 0, bits)
 }
 
-// parseInt is parseUint for numbers that may be negative. It accepts negative numbers even for
-// fields that must not have them: the error then names the range of the field.
+// parseInt parses a number as parseUint does, but the number may be negative. It accepts negative
+// numbers even for fields that must not have them: the error then names the range of the field.
 func parseInt(text string, bits int) (int64, error) {
 	digits, negative := strings.CutPrefix(text, "-")
 	number, err := parseUint(digits, bits-1)

@@ -49,7 +49,7 @@ func (i *inspection) keyFile(file string) {
 	}
 }
 
-// passwordFile is keyFile for the password of a BGP peer.
+// passwordFile finds a password file of a BGP peer that a start or a reload would refuse.
 func (i *inspection) passwordFile(path, file string) {
 	if file == "" || unix.Access(file, unix.R_OK) != nil {
 		return

@@ -92,7 +92,7 @@ type loss struct {
 // lossOf compares the servers of a service before and after a change.
 func lossOf(before, after map[string]bool) loss {
 	l := loss{of: len(before)}
-	served, serves := false, false // whether any server took new flows before, and takes some after
+	served, serves := false, false // whether any server took new flows before, and takes them after
 	for name, serving := range before {
 		still, ok := after[name]
 		switch {

@@ -46,7 +46,7 @@ func (b *Balancer) Fixed() []Setting {
 	}, b.Store.fixed()...)
 }
 
-// Fixed is Balancer.Fixed for an agent.
+// Fixed returns the fields whose change needs a restart.
 func (a *Agent) Fixed() []Setting {
 	return []Setting{
 		setting("node.instance", a.Node.Instance),

@@ -48,7 +48,7 @@ func (r *rules) checkRanges(path string, value reflect.Value) {
 	}
 }
 
-// checkFields is checkRanges for the fields of a struct.
+// checkFields does the work of checkRanges for the fields of a struct.
 func (r *rules) checkFields(path string, value reflect.Value) {
 	for _, f := range rangedFieldsOf(value.Type()) {
 		v, at := value.FieldByIndex(f.index), fieldpath.Child(path, f.name)

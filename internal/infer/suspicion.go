@@ -137,20 +137,20 @@ type conduct struct {
 const comparedFor = 2
 
 // judge updates one belief of each server after a window of the given time in seconds. The function
-// of returns this belief of a server. Its field now has the events of the window. judge compares
-// each server with the sums of the other servers.
-func judge(servers []server, of func(*server) *conduct, seconds float64) {
+// conductOf returns this belief of a server, whose field now has the events of the window. judge
+// compares each server with the sums of the other servers.
+func judge(servers []server, conductOf func(*server) *conduct, seconds float64) {
 	var now, recent outcome
 	left := math.Exp(-seconds / comparedFor)
 	for i := range servers {
-		c := of(&servers[i])
+		c := conductOf(&servers[i])
 		c.now = c.now.compared()
 		c.recent = c.now.plus(c.recent, left)
 		now, recent = now.plus(c.now, 1), recent.plus(c.recent, 1)
 	}
 	// Without the server's own events, the sums are those of the other servers.
 	for i := range servers {
-		c := of(&servers[i])
+		c := conductOf(&servers[i])
 		c.age(seconds)
 		c.learn(c.now, leastGood(now.plus(c.now, -1), recent.plus(c.recent, -1)))
 	}
@@ -210,7 +210,7 @@ func (e *Estimator) suspect(seconds float64) {
 	}
 	judge(e.servers, func(s *server) *conduct { return &s.answers.conduct }, e.window)
 	judge(e.servers, func(s *server) *conduct { return &s.endings }, e.window)
-	trials, most := e.trickle()
+	trials, most := e.trialsOfWindow()
 	for i := range e.servers {
 		e.treat(i, trials, most)
 		e.servers[i].since = events{}
@@ -266,9 +266,10 @@ func (s *server) isWatched() bool {
 		max(s.answers.half+s.answers.ill, s.endings.half+s.endings.ill) > littleDoubt
 }
 
-// trickle returns the number of trials that a watched server gets in a window, and the largest
-// number that it can save up. Of this largest number, a well server would answer trialAnswers.
-func (e *Estimator) trickle() (trials, most float64) {
+// trialsOfWindow returns the number of trials (new flows) that a watched server gets in a window,
+// and the largest number that it can save up. Of this largest number, a well server would answer
+// trialAnswers.
+func (e *Estimator) trialsOfWindow() (trials, most float64) {
 	var all events
 	servers := 0.0
 	for i := range e.servers {

@@ -26,7 +26,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return v.SnapshotOf(func(string) bool { return true })
 }
 
-// SnapshotOf is Snapshot with the wanted services only. The rest of it describes the whole instance.
+// SnapshotOf reads the state with the wanted services only. The rest describes the whole instance.
 func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	s, err := v.Brief(wanted)
 	if err != nil {
@@ -48,8 +48,8 @@ func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
-// Brief is Snapshot of the wanted services only, and without shares, hints, forms of connection IDs
-// and hidden tags. It reads no table that has an entry for each bucket or flow.
+// Brief reads the state with the wanted services only, and without shares, hints, forms of
+// connection IDs and hidden tags. It reads no table that has an entry for each bucket or flow.
 func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {

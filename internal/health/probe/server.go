@@ -165,7 +165,7 @@ func (s *server) needsCall() bool {
 // too, and the failure counts for the server only if the peer answers.
 func (s *server) noteCall(err error, all *service) {
 	if s.peer == nil {
-		s.decide(err == nil, all)
+		s.judgeAccused(err == nil, all)
 	}
 	switch {
 	case errors.Is(err, ErrUntried): // nothing is known about the server, so it gets offers again
@@ -208,10 +208,10 @@ func (s *server) accuse(through *server) {
 	}
 }
 
-// decide uses the result of a call to this server itself. If the server answers, calls to it that
-// had no answer failed by the fault of the servers through which they went, and decide counts them
-// for these servers. In any case, decide then forgets the accused.
-func (s *server) decide(answers bool, all *service) {
+// judgeAccused uses the result of a call to this server itself. If this server answers, the accused
+// are at fault: calls through them to this server had no answer, and these calls now count against
+// them. In any case, judgeAccused then forgets the accused.
+func (s *server) judgeAccused(answers bool, all *service) {
 	if answers {
 		for _, through := range s.accused {
 			through.fail(all)
