@@ -205,11 +205,11 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	if err != nil {
 		return err
 	}
-	members := make([]infer.Member, len(svc.members))
+	servers := make([]infer.WeightedServer, len(svc.members))
 	for i, m := range svc.members {
-		members[i] = infer.Member{Name: m.Name, Weight: float64(*m.Weight)}
+		servers[i] = infer.WeightedServer{Name: m.Name, Weight: float64(*m.Weight)}
 	}
-	if err := in.estimator.Arrange(members, node.Balancers(), node.Name); err != nil {
+	if err := in.estimator.Arrange(servers, node.Balancers(), node.Name); err != nil {
 		return err
 	}
 	slotOf := map[string]uint32{}

@@ -82,17 +82,17 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 // numerator returns the numerator of the units of SED, whose denominators are the weights. If
 // possible, all units are exact in the fields of a Price. Otherwise rounding would decide between
 // servers of equal delay, and always for the same ones. The largest unit is about 1.
-func numerator(members []Member) float64 {
+func numerator(servers []WeightedServer) float64 {
 	// least is the least weight, and multiple a common multiple of the weights.
 	least, multiple := math.Inf(1), 1.0
-	for _, m := range members {
-		if m.Weight > 0 {
-			least = min(least, m.Weight)
+	for _, s := range servers {
+		if s.Weight > 0 {
+			least = min(least, s.Weight)
 		}
 	}
-	for _, m := range members {
-		if m.Weight > 0 {
-			multiple *= m.Weight / divisor(multiple, m.Weight)
+	for _, s := range servers {
+		if s.Weight > 0 {
+			multiple *= s.Weight / divisor(multiple, s.Weight)
 		}
 		if multiple > PriceOne*least {
 			return least // too many different weights
