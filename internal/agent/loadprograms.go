@@ -21,7 +21,7 @@ import (
 // kernel is the data path: the programs and their tables. Each process makes new tables for its
 // programs, so that a restart replaces programs and tables in one step. Other tables pass from
 // process to process: the counters, the state of connections, the accept policies and the assigned
-// VIPs (declared).
+// VIPs (see declared).
 type kernel struct {
 	log      *slog.Logger
 	loader   datapath.Loader

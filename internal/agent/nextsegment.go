@@ -24,7 +24,7 @@ type NextSegment struct {
 }
 
 // FindNext looks up the route from the instance's interface to the SID of another server. A dry run
-// cannot tell it: the program hands the packet to the kernel, which then looks for the route
+// cannot tell the route: the program hands the packet to the kernel, which then looks for it
 // (bpf/agent/next_segment.h).
 func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	ifindex, err := datapath.AttachedTo(filepath.Join(datapath.Dir(v.instance), datapath.LinkPin))
@@ -36,7 +36,8 @@ func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 }
 
 // find looks up the route through the interface, and sets Router and Problem. Problem stays empty
-// if the kernel does not know the neighbour yet: it will ask for it.
+// if the kernel does not know the neighbour yet: when a packet comes, the kernel asks for its
+// address.
 func (n *NextSegment) find(ifindex int) error {
 	if ifindex == 0 {
 		n.Problem = "the agent is not attached"

@@ -37,7 +37,7 @@ func ownIDOf(form *desired.QUIC, serverID []byte) agentQuicOwnId {
 	return own
 }
 
-// form returns the form and the server ID from which ownIDOf made own. The server ID is in
+// form is the reverse of ownIDOf: it returns the form of connection IDs, and the server ID in
 // hexadecimal.
 func (own *agentQuicOwnId) form() (form *desired.QUIC, serverID string) {
 	n := 0 // octets of the server ID: their masks are 0xff, after that of the first octet
@@ -122,11 +122,11 @@ type QUICState struct {
 	IDs map[string]IDCount `json:"ids"`
 }
 
-// IDCount is the number of packets whose connection ID had a result.
+// IDCount is the number of packets with one result of the comparison of connection IDs.
 type IDCount struct {
 	Packets uint64 `json:"packets"`
-	// Last is the ID of the last of these packets in hexadecimal, up to 20 octets. A short header
-	// does not tell where its ID ends. If the packet had one, Last may have octets after the ID.
+	// Last is the ID of the last of these packets in hexadecimal, up to 20 octets. If the packet
+	// had a short header, which does not tell where its ID ends, Last may have octets after the ID.
 	Last string `json:"last"`
 }
 

@@ -160,8 +160,8 @@ func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
 		}
 		return nil
 	}
-	// Permit all balancers before the names are removed, and name the permitted ones before the others
-	// are refused.
+	// If all balancers may send functions, permit this before their locators are removed. Otherwise
+	// write the locators of the permitted balancers before the others are refused.
 	if len(want) == 0 {
 		return errors.Join(setNamed(0), datapath.Replace(k.objects.Balancers, want))
 	}

@@ -79,7 +79,7 @@ type RemovalTerms struct {
 	PermitsRemovals bool `query:"allow-removals" doc:"permit the change to take more servers out of service than the limit: store.max-removed-percent, or 30 percent without a store"`
 }
 
-// Resolve is Terms.Resolve for one more switch.
+// Resolve refuses an empty "?allow-removals" as well as what Terms.Resolve refuses.
 func (*RemovalTerms) Resolve(r huma.Context) []error {
 	return refuseEmpty(r, "dry-run", "allow-removals")
 }

@@ -85,7 +85,7 @@ func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error
 	return overrides, err
 }
 
-// Change makes edits in one transaction. A dry run changes nothing.
+// Change makes all of the edits, or none of them. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
 	path := "/v1/changes" + c.terms(dryRun)
 	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed, c.condition()...)
@@ -161,10 +161,10 @@ func (f EventsFrom) query() string {
 // reconnectInterval is the time between two attempts to reach a process that has ended.
 const reconnectInterval = 500 * time.Millisecond
 
-// Events calls each for each event, until each fails, or until the context ends. If the connection
-// is interrupted, Events connects again and continues with the next event. If the process has
-// ended, Events calls waiting once, and continues when a new process answers. The error is nil only
-// if the context has ended.
+// Events passes every event to the function each, until that fails or the context ends. If the
+// connection is interrupted, Events connects again and continues with the next event. If the
+// process has ended, Events calls waiting once, and continues when a new process answers. The error
+// is nil only if the context has ended.
 func (c *Client) Events(
 	ctx context.Context, from EventsFrom, each func(events.Event) error, waiting func(),
 ) error {

@@ -84,8 +84,8 @@ type Balancer struct {
 	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
 	events        *events.Stream
 	stale         map[string]bool // names of services that must choose servers of new flows again
-	// The alarms of pending work. At choice, stale services choose their servers. At journal,
-	// changes are logged. At slow, servers that start slowly begin to take new flows or to rest.
+	// The alarms of pending work. When choice goes off, stale services choose their servers. At
+	// journal, changes are logged. At slow, servers that start slowly take new flows or rest.
 	choice, journal, slow *alarm
 	// patience is how long a reload waits for next hops, after the resolver's first update.
 	patience  time.Duration
@@ -108,8 +108,8 @@ func New(cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger) (*Bal
 	return NewShared(cfg, secrets, nil, log)
 }
 
-// NewShared is New with the generations that all balancers of the services share. If they are nil,
-// the balancer makes its own.
+// NewShared does the same as New, with the generations that all balancers of the services share. If
+// they are nil, the balancer makes its own.
 func NewShared(
 	cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations, log *slog.Logger,
 ) (*Balancer, error) {
@@ -124,7 +124,7 @@ func NewShared(
 	return b, err
 }
 
-// newBalancer is NewShared with the clock of the flow tables, and without shared generations.
+// newBalancer does the same as New, with this clock of the flow tables.
 func newBalancer(
 	cfg *desired.Balancer, secrets desired.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
 ) (*Balancer, error) {
@@ -211,8 +211,8 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets de
 	return b.Follow(ctx, cfg, secrets, nil)
 }
 
-// Follow is Reload with the generations that all balancers of the services share. If they are nil,
-// the balancer makes its own.
+// Follow does the same as Reload, with the generations that all balancers of the services share. If
+// they are nil, the balancer makes its own.
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
@@ -558,7 +558,7 @@ func (b *Balancer) leadChecks() {
 	}
 }
 
-// admit chooses the servers that get new flows for all stale services.
+// admit chooses again which servers get new flows, for all services whose choice is stale.
 func (b *Balancer) admit() {
 	for name := range b.stale {
 		if svc := b.services.byName[name]; svc != nil {

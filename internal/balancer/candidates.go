@@ -213,7 +213,7 @@ type placement struct {
 	// has not changed, so that the table in force stays.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
-	// isWide tells that entries, slots or IDs may be left: see transition.
+	// isWide tells that entries, slots or IDs may be left that the service needs no more.
 	isWide bool
 }
 
@@ -269,7 +269,7 @@ func (s *services) place(p *placement) error {
 	}
 	label := dataplane.ServiceLabel{
 		Name: svc.Name, Generation: p.want.generation.Number, Digest: p.input.digest(),
-		Estimator: svc.Estimates(),
+		Estimator: svc.EstimatorName(),
 	}
 	if label != svc.label {
 		if err := s.plane.LabelService(svc.id, label); err != nil {
@@ -404,7 +404,7 @@ func (svc *service) hasFormerFlows() bool {
 // endFormerFlows ends the transition of services from persistence table, when the flow tables have
 // none of their flows any more. The argument kept contains the entries that a sweep has counted, by
 // slot. A service has to wait at least its timeout of new flows after the change: until then, the
-// answer of a server can still enter a flow.
+// answer of a server can still make an entry.
 func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 	for _, svc := range s.byName {
 		if !svc.rule.HasFormerFlows() || now.Before(svc.formerSince.Add(svc.Timeouts.New)) ||
@@ -466,7 +466,7 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 		svc.ability, s.abilitiesChanged = ability, true
 	}
 	used := make(map[*member]bool, len(usable))
-	// True also if no server is usable.
+	// If no server is usable, awaits is true as well.
 	svc.awaits = !slices.ContainsFunc(usable, func(m *member) bool { return !svc.awaitsCheck(m) })
 	svc.rule.Flags &^= dataplane.RuleTakesFlows
 	for _, m := range usable {

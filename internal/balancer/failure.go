@@ -51,7 +51,7 @@ func (svc *service) works(m *member) bool {
 // awaitsCheck tells whether no health check of a member has had a result yet, though it has checks.
 func (svc *service) awaitsCheck(m *member) bool { return svc.Health != nil && !m.checked }
 
-// refuses tells whether a service gives new flows to no server, although servers are not drained.
+// refuses tells whether a service gives new flows to no server, although not all are drained.
 func (s *services) refuses(svc *service) bool {
 	return svc.Takes() && len(s.usable(svc)) == 0
 }

@@ -205,11 +205,11 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	if err != nil {
 		return err
 	}
-	members := make([]infer.Member, len(svc.members))
+	servers := make([]infer.WeightedServer, len(svc.members))
 	for i, m := range svc.members {
-		members[i] = infer.Member{Name: m.Name, Weight: float64(*m.Weight)}
+		servers[i] = infer.WeightedServer{Name: m.Name, Weight: float64(*m.Weight)}
 	}
-	if err := in.estimator.Arrange(members, node.Balancers(), node.Name); err != nil {
+	if err := in.estimator.Arrange(servers, node.Balancers(), node.Name); err != nil {
 		return err
 	}
 	slotOf := map[string]uint32{}
@@ -232,7 +232,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 // changed, of makes a new one. A new one keeps only the polled servers of the one before.
 func (n *inference) of(svc *service) (*inferred, error) {
 	settings := infer.Settings{
-		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.slowStart().Seconds(),
+		Kind: infer.Kind(svc.EstimatorName()), SlowStart: svc.slowStart().Seconds(),
 		Silent: svc.Timeouts.Silent.Seconds(),
 	}
 	in := n.byName[svc.Name]
@@ -268,7 +268,7 @@ func (in *inferred) polledBefore() []polled {
 	return in.polled
 }
 
-// wake makes run sample again: it stops when there are no services.
+// wake makes run sample again: run stops sampling when there are no services.
 func (n *inference) wake() {
 	select {
 	case n.changed <- struct{}{}:
@@ -277,10 +277,10 @@ func (n *inference) wake() {
 }
 
 // welcome restores the estimates of servers that are new to this inference, and sets their prices.
-// The argument has the slots of the servers before, by name. A server is known if it was there
-// before, or if an earlier process has left its estimate. If some of the servers are known, or the
-// service had servers before, those that are not known begin slowly. A known server that has a
-// price keeps it until the next step.
+// The argument has the slots that the former servers had, by name. A server is known if it was
+// there before, or if an earlier process has left its estimate. If some of the servers are known,
+// or the service had servers before, those that are not known begin slowly. A known server that has
+// a price keeps it until the next step.
 func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {
@@ -325,8 +325,8 @@ func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	return in.estimator.Restore(server, estimate.State[:], max(0, age)) == nil, nil
 }
 
-// admitted ranks the members of a service again, after it has changed which of them take new flows.
-// The members that take new flows again begin slowly.
+// admitted ranks the members of a service again, after some of them have begun or ceased to take
+// new flows. The members that take new flows again begin slowly.
 func (n *inference) admitted(svc *service) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -336,7 +336,7 @@ func (n *inference) admitted(svc *service) {
 	}
 	for _, m := range svc.members {
 		takes := n.plane.Servers.TakesFlows(m.slot)
-		// After a reload that failed, a member need not have been arranged.
+		// A reload that failed may have left in.slots without a new member.
 		if i := slices.Index(in.slots, m.slot); takes && !m.took && i >= 0 {
 			in.estimator.Restart(i)
 			n.plane.Loads.SetPrice(m.slot, in.estimator.Price(i))

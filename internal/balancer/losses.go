@@ -131,7 +131,7 @@ func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all 
 	case now.Port != desired.AllPorts: // all ports before, a single one now
 		return !had[own(now.Port)], false
 	}
-	// All ports before and now. A new service of one port takes this port away.
+	// The service has all ports before and now. A new service of one port takes this port away.
 	for key := range has {
 		if key == own(key.port) && !had[key] {
 			return true, false

@@ -16,7 +16,7 @@ import (
 )
 
 // maxMissed is how many polls in a row a server may leave unanswered while its last load counts.
-// With one more it counts as the average.
+// After one more, its load counts as the average of the others.
 const maxMissed = 4
 
 // polled is a server that is polled.

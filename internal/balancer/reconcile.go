@@ -93,7 +93,7 @@ func (s *services) enforce(next *transition) error {
 	return nil
 }
 
-// These bound a batch of candidate tables. Each table has an open file until its batch is
+// The limits of a batch of candidate tables. Each table has an open file until its batch is
 // installed.
 const (
 	tablesAtOnce = 64
@@ -211,7 +211,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
-	// Undoes endFlows for the servers before. Later, admit calls endFlows for those of this state.
+	// Undo endFlows for the former servers. Later, admit calls endFlows for those of the new state.
 	s.join(svc)
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)

@@ -324,7 +324,7 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 }
 
 // takeEvent records a change of a session's state. When a session has ended, takeEvent opens it
-// anew by reopen, which removes the peer and adds it again. For the library asks a peer to keep the
+// anew by reopen, which removes the peer and adds it again: the library asks a peer to keep the
 // routes only in the first session after the peer was added.
 func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	a.mu.Lock()

@@ -46,10 +46,10 @@ type place struct {
 // the struct must have types that the files of this package use. Fields that data does not have
 // keep their values.
 //
-// Then Decode collects the errors that rules returns. An error that further returns could be a
-// consequence of another error, so Decode calls further only while there are no errors. If an error
-// has no line, Decode finds the line by the path. It omits errors about a field if the field, or a
-// part of it, could not be decoded. The error is of type fieldpath.Errors.
+// Then Decode collects the errors that rules returns. The errors of the functions further could be
+// consequences of others, so Decode calls these functions only while there are no errors. If an
+// error has no line, Decode finds the line by the path. It omits errors about a field if the field,
+// or a part of it, could not be decoded. The error is of type fieldpath.Errors.
 func Decode(data []byte, into any, rules func() fieldpath.Errors, further ...func() fieldpath.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
@@ -100,7 +100,7 @@ func (d *document) describe(path string) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-// decode is Decode without rules.
+// decode decodes the only YAML document in data, and checks no rules.
 func decode(data []byte, into any) *document {
 	root, problem := parse(data)
 	if problem == nil {
@@ -112,17 +112,17 @@ func decode(data []byte, into any) *document {
 	return d
 }
 
-// decodeDocument is decode for a document that was parsed.
+// decodeDocument decodes a document that was parsed, and checks no rules.
 func decodeDocument(root *yaml.Node, into any) *document {
 	d := newDocument()
 	d.root(root, into)
 	return d
 }
 
-// root decodes a document. root is the node of the document.
-func (d *document) root(root *yaml.Node, into any) {
-	d.isFile = root.Line > 0
-	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
+// root decodes the document of a node.
+func (d *document) root(node *yaml.Node, into any) {
+	d.isFile = node.Line > 0
+	d.value("", node.Content[0], reflect.ValueOf(into).Elem())
 }
 
 func newDocument() *document {
@@ -142,7 +142,8 @@ func Document(data []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// parse is Document with another type of error. All YAML is read by this function.
+// parse returns the only YAML document in data, or its first error. All YAML is read by this
+// function.
 func parse(data []byte) (*yaml.Node, *fieldpath.Error) {
 	root, problem := loadNodes(data)
 	if problem == nil {
@@ -497,8 +498,8 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 	return ""
 }
 
-// setBasic is setScalar for the basic types of Go. A string gets the text as written, so a name
-// such as 1 or true needs no quotes.
+// setBasic parses a text into a field of a basic type of Go, as setScalar does. A string gets the
+// text as written, so a name such as 1 or true needs no quotes.
 func (d *document) setBasic(path, text string, into reflect.Value) (problem string) {
 	limits, limited := d.bounds[path]
 	switch {
@@ -549,8 +550,8 @@ func parseUint(text string, bits int) (uint64, error) {
 	return strconv.ParseUint(text, 0, bits)
 }
 
-// parseInt is parseUint for numbers that may be negative. It accepts negative numbers even for
-// fields that must not have them: the error then names the range of the field.
+// parseInt parses a number as parseUint does, but the number may be negative. It accepts negative
+// numbers even for fields that must not have them: the error then names the range of the field.
 func parseInt(text string, bits int) (int64, error) {
 	digits, negative := strings.CutPrefix(text, "-")
 	number, err := parseUint(digits, bits-1)

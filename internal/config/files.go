@@ -51,7 +51,7 @@ type (
 	AgentFiles    = Files[*desired.Agent]
 )
 
-// ParseBalancerFiles is LoadBalancer for the content of a configuration file.
+// ParseBalancerFiles does the same as LoadBalancer, from the content of a configuration file.
 func ParseBalancerFiles(data []byte) (*BalancerFiles, fieldpath.Errors, error) {
 	file, err := parseBalancerFile(data)
 	switch {
@@ -64,7 +64,7 @@ func ParseBalancerFiles(data []byte) (*BalancerFiles, fieldpath.Errors, error) {
 	return changed, warnings, nil
 }
 
-// ParseAgentFiles is LoadAgent for the content of a configuration file.
+// ParseAgentFiles does the same as LoadAgent, from the content of a configuration file.
 func ParseAgentFiles(data []byte) (*AgentFiles, fieldpath.Errors, error) {
 	file, err := parseAgentFile(data)
 	if err != nil {
@@ -200,7 +200,7 @@ func (f *Files[D]) refuseServers(overrides []desired.Override) (problems fieldpa
 	return problems
 }
 
-// refuseServer is refuseServers for one override.
+// refuseServer returns an error if an override is of a server, and these are the files of an agent.
 func (f *Files[D]) refuseServer(o *desired.Override) *fieldpath.Error {
 	if _, isAgent := any(f.File).(*desired.Agent); !isAgent || o.Server == "" {
 		return nil

@@ -63,7 +63,7 @@ func InspectBalancer(path string, data []byte, host Host) ([]Finding, error) {
 	}, b, balancerRules)
 }
 
-// InspectAgent is InspectBalancer for an agent's file.
+// InspectAgent looks for findings in an agent's file and on the host, as InspectBalancer does.
 func InspectAgent(path string, data []byte, host Host) ([]Finding, error) {
 	a, d := readAgent(data)
 	return inspect(&inspection{
@@ -116,7 +116,7 @@ func (i *inspection) listensEverywhere(path, listen, harm, cure string) {
 	}
 }
 
-// metricsEverywhere is listensEverywhere for metrics.
+// metricsEverywhere finds metrics that are reachable through all interfaces.
 func (i *inspection) metricsEverywhere(m desired.Metrics) {
 	i.listensEverywhere("metrics.listen", m.Listen, "any host that reaches this one, also at a VIP, can read "+
 		"names, addresses and loads", "use a loopback address, or one of the management network")

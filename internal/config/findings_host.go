@@ -49,7 +49,7 @@ func (i *inspection) keyFile(file string) {
 	}
 }
 
-// passwordFile is keyFile for the password of a BGP peer.
+// passwordFile finds a password file of a BGP peer that a start or a reload would refuse.
 func (i *inspection) passwordFile(path, file string) {
 	if file == "" || unix.Access(file, unix.R_OK) != nil {
 		return
@@ -83,9 +83,9 @@ func (i *inspection) writable(path, file, what string) {
 	}
 }
 
-// writableByOthers is writable, but permits the owner of the file, too. It is for files of the
-// balancer's or agent's user, who need not be root: the state directory, and files that only their
-// owner may read.
+// writableByOthers does the same as writable, but permits the owner of the file, too. It is for
+// files of the balancer's or agent's user, who need not be root: the state directory, and files
+// that only their owner may read.
 func (i *inspection) writableByOthers(path, file, what string) {
 	if who := writers(file, trustOwner); who != "" {
 		i.findf(path, "%s, and so change %s; let only the user of the process write there", who, what)

@@ -19,8 +19,8 @@ import (
 type merger struct {
 	overrides []desired.Override
 	services  map[string]*serviceOverrides // by name
-	// hasService and hasServer tell which services and servers (SERVICE, SERVER) the file has. A
-	// server of a service that an override adds counts, too.
+	// hasService and hasServer tell which services and servers (SERVICE, SERVER) the file has. If
+	// an override adds a service with servers, hasServer has these, too.
 	hasService map[string]bool
 	hasServer  map[[2]string]bool
 }
@@ -187,7 +187,7 @@ func (m *merger) translated(problems fieldpath.Errors, root *yaml.Node) fieldpat
 	return all
 }
 
-// translatedOne is translated for one error.
+// translatedOne does for one error what translated does for all.
 func (m *merger) translatedOne(problem *fieldpath.Error, services []*yaml.Node) *fieldpath.Error {
 	t := *problem
 	t.Line = 0

@@ -23,12 +23,12 @@ func LoadBalancer(path string) (*BalancerFiles, fieldpath.Errors, error) {
 	return load(path, ParseBalancerFiles)
 }
 
-// LoadAgent is LoadBalancer for an agent.
+// LoadAgent reads the files of an agent, as LoadBalancer reads those of a balancer.
 func LoadAgent(path string) (*AgentFiles, fieldpath.Errors, error) {
 	return load(path, ParseAgentFiles)
 }
 
-// load is Load for a function that also returns warnings.
+// load reads a file and parses its content by a function that also returns warnings.
 func load[T any](
 	path string, parse func([]byte) (T, fieldpath.Errors, error),
 ) (desired T, warnings fieldpath.Errors, err error) {
@@ -82,7 +82,8 @@ func balancerOf(
 	return b, d.warnings.Sorted(), nil
 }
 
-// readBalancer is ParseBalancer without warnings. The document has the errors.
+// readBalancer reads the content of a balancer's configuration file. The document has the errors,
+// and no warnings.
 func readBalancer(data []byte) (*desired.Balancer, *document) {
 	var b desired.Balancer
 	d := decode(data, &b)
@@ -97,7 +98,7 @@ func (d *document) completeBalancer(b *desired.Balancer) {
 	d.check(func() fieldpath.Errors { return b.ValidateChanged(d.isNew) })
 }
 
-// ParseAgent is ParseBalancer for an agent's file.
+// ParseAgent reads the content of an agent's file, as ParseBalancer does for a balancer.
 func ParseAgent(data []byte) (*desired.Agent, fieldpath.Errors, error) {
 	file, err := parseAgentFile(data)
 	if err != nil {
@@ -106,7 +107,7 @@ func ParseAgent(data []byte) (*desired.Agent, fieldpath.Errors, error) {
 	return file.File, file.warnings, nil
 }
 
-// agentOf is balancerOf for an agent's document. It decodes all services.
+// agentOf reads an agent's document, as balancerOf does for a balancer. It decodes all services.
 func agentOf(root *yaml.Node, _ *decoded) (a *desired.Agent, warnings, problems fieldpath.Errors) {
 	a = &desired.Agent{}
 	d := decodeDocument(root, a)
@@ -117,7 +118,8 @@ func agentOf(root *yaml.Node, _ *decoded) (a *desired.Agent, warnings, problems 
 	return a, d.warnings.Sorted(), nil
 }
 
-// readAgent is ParseAgent without warnings. The document has the errors.
+// readAgent reads the content of an agent's configuration file. The document has the errors, and no
+// warnings.
 func readAgent(data []byte) (*desired.Agent, *document) {
 	var a desired.Agent
 	d := decode(data, &a)

@@ -112,7 +112,7 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 // learns.
 func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	for i, s := range b.Services {
-		if !s.IgnoresWeights() || s.Estimates() == string(desired.EstimateTerritoryLearned) {
+		if !s.IgnoresWeights() || s.EstimatorName() == string(desired.EstimateTerritoryLearned) {
 			continue
 		}
 		at := fieldpath.Item("services", i)
@@ -122,7 +122,7 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 		if differs >= 0 {
 			d.warnf(fieldpath.Child(fieldpath.Item(fieldpath.Child(at, "servers"), differs), "weight"),
 				"not used by %s, other than 0: placement sed uses weights, and placement infer with "+
-					"estimator territory", s.Estimates())
+					"estimator territory", s.EstimatorName())
 		}
 	}
 }
@@ -133,7 +133,7 @@ func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if s.IgnoresWeights() && len(s.Placement.Method().Estimators) > 0 && s.Protocol == desired.UDP {
 			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
-				"because no packet ends a flow: it takes all servers for equal", s.Estimates())
+				"because no packet ends a flow: it takes all servers for equal", s.EstimatorName())
 		}
 	}
 }

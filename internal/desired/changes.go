@@ -112,7 +112,7 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	for _, s := range now {
 		if was := former[s.Name]; was != nil {
 			name := func(server *Server) string { return server.Name }
-			servers = servers.and(compare(serversThatDiffer(s.Servers, was.Servers),
+			servers = servers.plus(compare(serversThatDiffer(s.Servers, was.Servers),
 				serversThatDiffer(was.Servers, s.Servers), s.Name+"/", name))
 		}
 	}
@@ -162,8 +162,8 @@ func bgpChanges(now, before *BGP) Changes {
 // difference is how two lists of named items differ.
 type difference struct{ added, removed, changed Names }
 
-// and returns the items of both differences.
-func (d difference) and(other difference) difference {
+// plus returns the items of both differences.
+func (d difference) plus(other difference) difference {
 	return difference{
 		slices.Concat(d.added, other.added),
 		slices.Concat(d.removed, other.removed),
@@ -171,7 +171,7 @@ func (d difference) and(other difference) difference {
 	}
 }
 
-// changes returns the difference as changes. what names the items, such as servers.
+// changes returns the difference as changes. what is the kind of the items, such as "servers".
 func (d difference) changes(what string) Changes {
 	return Changes{
 		{what + "_added", d.added},

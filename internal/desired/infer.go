@@ -86,9 +86,9 @@ func (p Placement) Infers() bool {
 // Polls tells whether the placement asks servers for their loads.
 func (p Placement) Polls() bool { return p.Method().Polls }
 
-// Estimates returns the name of the method that finds the scores: that of the estimator or, under
-// least-queue and sed, of the placement. It is empty if the service does not infer.
-func (s *Service) Estimates() string {
+// EstimatorName returns the name of the method that finds the scores: that of the estimator or,
+// under least-queue and sed, of the placement. It is empty if the service does not infer.
+func (s *Service) EstimatorName() string {
 	switch {
 	case !s.Placement.Infers() || s.Infer == nil:
 		return ""
@@ -101,7 +101,7 @@ func (s *Service) Estimates() string {
 // IgnoresWeights tells whether the placement infers, and does not assume that a server with a
 // greater weight is faster.
 func (s *Service) IgnoresWeights() bool {
-	return s.Estimates() != "" && !s.Placement.Method().TakesWeights &&
+	return s.EstimatorName() != "" && !s.Placement.Method().TakesWeights &&
 		!s.Infer.Estimator.Method().TakesWeights
 }
 

@@ -16,7 +16,7 @@ import (
 // host accept connections: they take the place of servers, and the name of the service is empty.
 type Serving map[string]map[string]bool
 
-// Serving returns the servers of all services.
+// Serving tells for each server of each service whether it takes new flows.
 func (b *Balancer) Serving() Serving {
 	all := Serving{}
 	for i := range b.Services {
@@ -29,7 +29,7 @@ func (b *Balancer) Serving() Serving {
 	return all
 }
 
-// Serving returns the services of the host.
+// Serving tells for each service of the host whether it accepts connections.
 func (a *Agent) Serving() Serving {
 	services := map[string]bool{}
 	for i := range a.Services {
@@ -38,7 +38,7 @@ func (a *Agent) Serving() Serving {
 	return Serving{"": services}
 }
 
-// WithoutDrains returns the same servers, as if all took new flows.
+// WithoutDrains returns the same servers, but says that all of them take new flows.
 func (s Serving) WithoutDrains() Serving {
 	all := Serving{}
 	for service, servers := range s {
@@ -92,7 +92,7 @@ type loss struct {
 // lossOf compares the servers of a service before and after a change.
 func lossOf(before, after map[string]bool) loss {
 	l := loss{of: len(before)}
-	served, serves := false, false // whether any server took new flows before, and takes some after
+	served, serves := false, false // whether any server took new flows before, and takes them after
 	for name, serving := range before {
 		still, ok := after[name]
 		switch {

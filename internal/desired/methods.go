@@ -177,8 +177,8 @@ func (a Among) Method() AmongMethod {
 	return methodOf(amongMethods, func(m AmongMethod) bool { return m.Name == a })
 }
 
-// amongRow returns the placement's set of servers that are in the flow's row. It is empty if there
-// is no such set.
+// amongRow returns the value of infer.among by which the placement chooses among the servers of the
+// flow's row. It is empty if the placement has no such value.
 func (m PlacementMethod) amongRow() (none Among) {
 	if i := slices.IndexFunc(m.Amongs, func(a Among) bool { return a.Method().InRow }); i >= 0 {
 		return m.Amongs[i]
@@ -266,8 +266,8 @@ func (m PlacementMethod) orDefault() PlacementMethod {
 	return m
 }
 
-// refuses says why the persistence does not work with a selection. The text is empty if it works.
-func (m PersistenceMethod) refuses(selection Selection) string {
+// whyNot says why the persistence does not work with a selection. The text is empty if it works.
+func (m PersistenceMethod) whyNot(selection Selection) string {
 	s := selection.Method()
 	switch {
 	case m.ByColumn && s.NotInRow != "":

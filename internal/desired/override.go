@@ -29,7 +29,7 @@ func (f Fields) WithPlainNumbers() Fields {
 	return f
 }
 
-// plainNumbers is WithPlainNumbers for a value.
+// plainNumbers does for a value what WithPlainNumbers does for fields.
 func plainNumbers(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -121,7 +121,7 @@ func (o *InvalidOverride) Texts() (texts []string) {
 }
 
 // NewlyInvalid returns the problems of invalid overrides, except those of overrides that a process
-// has left out already.
+// has left out already. An override without a service stands for an unreadable file.
 func NewlyInvalid(invalid []InvalidOverride, leftOut []Override) (problems fieldpath.Errors) {
 	known := map[string]bool{}
 	for _, o := range leftOut {

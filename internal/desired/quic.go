@@ -137,7 +137,7 @@ func (r *rules) checkQUICForms(path string, present, former *QUIC) {
 // checkQUICForm checks a form of connection IDs.
 func (r *rules) checkQUICForm(at string, q *QUIC) {
 	checkKnown(r, fieldpath.Child(at, "form"), q.Form, QUICLB21)
-	if !q.hasServerIDs() {
+	if !q.hasValidIDLength() {
 		return // checkRanges reports the error
 	}
 	if most := mostNonce(q.ServerIDLength); q.NonceLength > most {
@@ -147,8 +147,8 @@ func (r *rules) checkQUICForm(at string, q *QUIC) {
 	}
 }
 
-// hasServerIDs tells whether the length of server IDs is in its range.
-func (q *QUIC) hasServerIDs() bool {
+// hasValidIDLength tells whether the length of server IDs is in its range.
+func (q *QUIC) hasValidIDLength() bool {
 	return q.ServerIDLength >= quiclb.MinServerIDLength &&
 		q.ServerIDLength <= quiclb.MaxServerIDLength
 }
@@ -171,7 +171,8 @@ func (r *rules) checkNoQUIC(path string, s *Service) {
 	r.checkNoFormerIDs(path, s, unused)
 }
 
-// checkNoFormerIDs reports each server that has an ID of the former form. problem is the error.
+// checkNoFormerIDs reports each server that has an ID of the former form. problem is the text of
+// the error.
 func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 	for i := range s.Servers {
 		if s.Servers[i].FormerQUICID != "" {
@@ -234,7 +235,7 @@ func (r *rules) checkAgentQUIC(path string, s *AgentService) {
 // checkQUICID checks a server's ID in one form. server is the path of the server. The result is
 // false if the ID breaks a rule.
 func (r *rules) checkQUICID(server, text string, of quicIDs) (ok bool) {
-	if !of.hasServerIDs() {
+	if !of.hasValidIDLength() {
 		return false // checkRanges reports it
 	}
 	at := fieldpath.Child(server, of.form+"-id")

@@ -46,7 +46,7 @@ func (b *Balancer) Fixed() []Setting {
 	}, b.Store.fixed()...)
 }
 
-// Fixed is Balancer.Fixed for an agent.
+// Fixed returns the fields whose change needs a restart.
 func (a *Agent) Fixed() []Setting {
 	return []Setting{
 		setting("node.instance", a.Node.Instance),
@@ -73,9 +73,9 @@ func (a *Agent) ReloadableFrom(old *Agent) error {
 	return CheckFixed(a.Fixed(), old.Fixed())
 }
 
-// CheckFixed compares the fixed settings of a configuration with those of a running process. The
-// error is that of ReloadableFrom. CheckFixed ignores a setting that the process does not have: the
-// process runs another build.
+// CheckFixed compares the fixed settings of a configuration with those of a running process. It
+// returns fieldpath.Errors, one for each setting that differs. It ignores a setting that the
+// process does not have: the process runs another build.
 func CheckFixed(wanted, running []Setting) error {
 	var fixed fieldpath.Errors
 	for _, w := range wanted {

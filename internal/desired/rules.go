@@ -48,7 +48,7 @@ func (r *rules) checkRanges(path string, value reflect.Value) {
 	}
 }
 
-// checkFields is checkRanges for the fields of a struct.
+// checkFields does the work of checkRanges for the fields of a struct.
 func (r *rules) checkFields(path string, value reflect.Value) {
 	for _, f := range rangedFieldsOf(value.Type()) {
 		v, at := value.FieldByIndex(f.index), fieldpath.Child(path, f.name)
@@ -78,7 +78,7 @@ type rangedField struct {
 // the fields of a type are found only once.
 var rangedFields sync.Map
 
-// rangedFieldsOf returns the ranged fields of a struct.
+// rangedFieldsOf returns the fields of a struct that have a range tag or can contain such fields.
 func rangedFieldsOf(t reflect.Type) []rangedField {
 	if known, ok := rangedFields.Load(t); ok {
 		return known.([]rangedField)

@@ -278,7 +278,7 @@ func (r *rules) checkPersistence(path string, s *Service) {
 		r.failf(fieldpath.Child(path, "placement"), "must be %s or %s for persistence %s: the server of a flow in turn is in no column of its bucket",
 			PlacementHash, PlacementHunt, s.Persistence)
 	}
-	if why := persistence.refuses(s.Selection); why != "" {
+	if why := persistence.whyNot(s.Selection); why != "" {
 		r.failf(fieldpath.Child(path, "selection"), "must not be %s for persistence %s: %s",
 			s.Selection, s.Persistence, why)
 	}

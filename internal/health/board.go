@@ -98,7 +98,7 @@ func (b *board) news() (Result, bool) {
 	return Result{}, false
 }
 
-// delivered notes that the reader got the last result of news.
+// delivered notes that the reader has received a result that news returned.
 func (b *board) delivered(r Result) {
 	n := name{r.Service, r.Server}
 	b.watches[n].told = stateOf(r.Healthy)

@@ -311,9 +311,9 @@ func (state *pathState) checkReturn4(vip netip.Addr, life time.Duration) error {
 	}
 	isFresh := func() bool { return time.Since(known().found) <= life }
 	state.refresh(vip.String(), isFresh, func() {
-		err := findOwn(state.by, vip)
+		err := checkNotOwn4(state.by, vip)
 		if err == nil {
-			err = findReturn4(state.by, vip)
+			err = checkReverse4(state.by, vip)
 		}
 		state.mutex.Lock()
 		defer state.mutex.Unlock()
@@ -409,10 +409,10 @@ func (state *pathState) score(address netip.Addr, index int) int {
 	return 1
 }
 
-// findOwn returns an error if the kernel would drop the answers of an IPv4 VIP because the VIP is
-// an address of the host itself (fib_validate_source in the kernel). It returns nil if the host
+// checkNotOwn4 returns an error if the kernel would drop the answers of an IPv4 VIP because the VIP
+// is an address of the host itself (fib_validate_source in the kernel). It returns nil if the host
 // does not have the VIP, or accepts packets from its own addresses.
-func findOwn(by PathInterface, vip netip.Addr) error {
+func checkNotOwn4(by PathInterface, vip netip.Addr) error {
 	if sysctl4("all", "accept_local") == 1 || sysctl4(by.Name, "accept_local") == 1 {
 		return nil
 	}

@@ -18,11 +18,11 @@ import (
 // leads back to its source (RFC 3704 section 2.2).
 const strict = 1
 
-// findReturn4 returns an error if rp_filter would make the kernel drop answers of an IPv4 VIP that
-// arrive on the interface (fib_validate_source in the kernel). Answers on other interfaces do not
-// matter: the sockets of checks are bound to the interface. findReturn4 returns nil if the kernel
-// would accept the answers, and also if that cannot be found out.
-func findReturn4(by PathInterface, vip netip.Addr) error {
+// checkReverse4 returns an error if rp_filter would make the kernel drop answers of an IPv4 VIP
+// that arrive on the interface (fib_validate_source in the kernel). Answers on other interfaces do
+// not matter: the sockets of checks are bound to the interface. checkReverse4 returns nil if the
+// kernel would accept the answers, and also if that cannot be found out.
+func checkReverse4(by PathInterface, vip netip.Addr) error {
 	setting, filter := reversePathFilter(by.Name)
 	if filter == 0 || isInVRF(by.Index) {
 		return nil
@@ -78,7 +78,7 @@ func nameOf(route *netlink.Route) string {
 }
 
 // isInVRF tells whether the interface belongs to another one, which may be a VRF. For a VRF, the
-// kernel looks for the route in another table.
+// kernel looks for the route in another table. It also returns true if the interface is not found.
 func isInVRF(index int) bool {
 	link, err := netlink.LinkByIndex(index)
 	return err != nil || link.Attrs().MasterIndex != 0

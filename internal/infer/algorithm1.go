@@ -13,8 +13,8 @@ type Algorithm1 struct {
 	timed bool // t0Table has the flow; the paper's value for false is t0 = 0
 }
 
-// Packet handles a client's packet at a time in seconds. If the algorithm registers a duration
-// (line 20), Packet returns it, in seconds.
+// Packet handles a client's packet at a time in seconds. If HLB's algorithm 1 registers a duration
+// in its line 20, Packet returns it, in seconds.
 func (a *Algorithm1) Packet(p Packet, now float64) (duration float64, registered bool) {
 	if !a.timed {
 		if p == Open {

@@ -73,7 +73,8 @@ const (
 	patience = 2
 )
 
-// NewCapacities begins with n unknown servers. Their capacity is 1, and no flow waits.
+// NewCapacities begins with n unknown servers. They are taken to have capacity 1 and no waiting
+// flows.
 func NewCapacities(n int) *Capacities {
 	c := &Capacities{servers: make([]learned, n), contradiction: contradiction}
 	for s := range c.servers {
@@ -162,9 +163,9 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 
 // probabilities returns the probabilities of the possible capacities by Bayes' rule. The times of
 // services are exponential with an unknown rate. The prior of the rate is a gamma distribution
-// around the average, which follows from service, the mean time of a service. The prior of the
-// capacity is in proportion to common (Capacities.common), with one additional server of each
-// capacity, so that no capacity is impossible.
+// around the average, which follows from service, the mean time of a service. It counts as much as
+// alike (4) observed flows. The prior of the capacity is in proportion to common
+// (Capacities.common), with one additional server of each capacity, so that none is impossible.
 func (r *record) probabilities(service float64, common *[len(possible)]float64) (p [len(possible)]float64) {
 	highest := math.Inf(-1)
 	above := r.above()
@@ -219,7 +220,7 @@ func (l *learned) ratio() float64 {
 	return before.likelihood() + recent.likelihood() - all.likelihood()
 }
 
-// served returns the time of all processors in use together, and the flows that ended.
+// served returns how long processors were in use, summed over all, and how many flows ended.
 func (r *record) served(capacity float64) (sum tenure) {
 	for n, had := range r.having {
 		sum.seconds += had.seconds * min(float64(n), capacity)

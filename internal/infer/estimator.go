@@ -106,7 +106,7 @@ type Estimator struct {
 }
 
 type server struct {
-	Member
+	WeightedServer
 	price    Price
 	position int  // in the order of preference
 	away     bool // its home is another balancer
@@ -139,9 +139,9 @@ type events struct {
 func (s *server) suspicion() float64 { return max(s.answers.factor(), s.endings.factor()) }
 
 // newServer returns a server of which nothing is known.
-func newServer(m Member, age float64) server {
+func newServer(w WeightedServer, age float64) server {
 	fresh := conduct{belief: unknown}
-	return server{Member: m, age: age, answers: answers{conduct: fresh}, endings: fresh}
+	return server{WeightedServer: w, age: age, answers: answers{conduct: fresh}, endings: fresh}
 }
 
 // NewEstimator returns an estimator without servers. It fails if the kind is unknown, or a time is
@@ -179,23 +179,23 @@ func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
 // home here. A new server gets a slow start, unless there were no servers before. Arrange fails,
 // and changes nothing, if names are not unique, a weight is negative or not finite, or self is not
 // one of the balancers.
-func (e *Estimator) Arrange(members []Member, balancers []string, self string) error {
+func (e *Estimator) Arrange(servers []WeightedServer, balancers []string, self string) error {
 	if len(balancers) == 0 {
 		balancers = []string{self}
 	}
 	here := slices.Index(balancers, self)
-	if err := errors.Join(checkMembers(members), checkBalancers(balancers, here)); err != nil {
+	if err := errors.Join(checkServers(servers), checkBalancers(balancers, here)); err != nil {
 		return err
 	}
-	from := e.origins(members)
+	from := e.origins(servers)
 	age := 0.0
 	if len(e.servers) == 0 {
 		age = math.Inf(1)
 	}
-	fresh := func(i int) server { return newServer(members[i], age) }
+	fresh := func(i int) server { return newServer(servers[i], age) }
 	e.servers = rearranged(e.servers, from, fresh)
-	for i := range members {
-		e.servers[i].Member = members[i]
+	for i := range servers {
+		e.servers[i].WeightedServer = servers[i]
 	}
 	switch {
 	case e.capacities != nil:
@@ -204,24 +204,24 @@ func (e *Estimator) Arrange(members []Member, balancers []string, self string) e
 	case e.speeds != nil:
 		e.speeds.Rearrange(from)
 	case e.settings.Kind == SED:
-		e.numerator = numerator(members)
+		e.numerator = numerator(servers)
 	}
 	e.setPrices()
 	return nil
 }
 
-// checkMembers returns an error if two servers have the same name, or if a weight is negative or
+// checkServers returns an error if two servers have the same name, or if a weight is negative or
 // not finite.
-func checkMembers(members []Member) error {
-	seen := make(map[string]bool, len(members))
-	for _, m := range members {
+func checkServers(servers []WeightedServer) error {
+	seen := make(map[string]bool, len(servers))
+	for _, s := range servers {
 		switch {
-		case seen[m.Name]:
-			return fmt.Errorf("server %q: there are two of this name", m.Name)
-		case !(m.Weight >= 0) || math.IsInf(m.Weight, 1):
-			return fmt.Errorf("server %q: weight %v: must be 0 or more", m.Name, m.Weight)
+		case seen[s.Name]:
+			return fmt.Errorf("server %q: there are two of this name", s.Name)
+		case !(s.Weight >= 0) || math.IsInf(s.Weight, 1):
+			return fmt.Errorf("server %q: weight %v: must be 0 or more", s.Name, s.Weight)
 		}
-		seen[m.Name] = true
+		seen[s.Name] = true
 	}
 	return nil
 }
@@ -239,17 +239,17 @@ func checkBalancers(balancers []string, here int) error {
 	return nil
 }
 
-// origins returns, for each member, the index that the server of its name has had since the last
-// Arrange, or -1 if the member is new.
-func (e *Estimator) origins(members []Member) []int32 {
+// origins returns, for each server, the index that the server of its name has had since the last
+// Arrange, or -1 if the server is new.
+func (e *Estimator) origins(servers []WeightedServer) []int32 {
 	index := make(map[string]int32, len(e.servers))
 	for i := range e.servers {
 		index[e.servers[i].Name] = int32(i)
 	}
-	from := make([]int32, len(members))
-	for i, m := range members {
+	from := make([]int32, len(servers))
+	for i, s := range servers {
 		from[i] = -1
-		if at, ok := index[m.Name]; ok {
+		if at, ok := index[s.Name]; ok {
 			from[i] = at
 		}
 	}
@@ -273,16 +273,16 @@ func rearranged[T any](list []T, from []int32, fresh func(i int) T) []T {
 // learn different capacities. So if capacities are learned, all servers that take new flows count
 // as 1.
 func (e *Estimator) settle(balancers []string, here int) {
-	members := make([]Member, len(e.servers))
-	for i := range members {
-		members[i] = e.servers[i].Member
+	servers := make([]WeightedServer, len(e.servers))
+	for i := range servers {
+		servers[i] = e.servers[i].WeightedServer
 		if e.settings.Kind == TerritoryLearned {
-			members[i].Weight = min(1, math.Ceil(members[i].Weight))
+			servers[i].Weight = min(1, math.Ceil(servers[i].Weight))
 		}
 	}
-	homes := Homes(members, balancers)
+	homes := Homes(servers, balancers)
 	e.home = e.home[:0]
-	for at, s := range Order(members, balancers, homes, here) {
+	for at, s := range Order(servers, balancers, homes, here) {
 		e.servers[s].position = at
 		e.servers[s].away = int(homes[s]) != here
 		if !e.servers[s].away {
@@ -308,8 +308,8 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 	s.since.add(&c, &last)
 	if e.capacities == nil || s.aftermath > 0 {
-		// If capacities are learned, the server is ill, or was ill until recently. Flows that are
-		// not served do not show the capacity.
+		// Either no capacities are learned, or the server is ill, or was ill until recently. Flows
+		// that an ill server does not serve would not show its capacity.
 		return
 	}
 	e.capacities.Had(int32(server), count(c.Established), seconds)
@@ -387,7 +387,7 @@ func (e *Estimator) Price(server int) Price { return e.servers[server].price }
 func (e *Estimator) Forget(server int) {
 	s := &e.servers[server]
 	position, away := s.position, s.away
-	*s = newServer(s.Member, 0)
+	*s = newServer(s.WeightedServer, 0)
 	s.position, s.away = position, away
 	if e.capacities != nil {
 		e.capacities.Forget(int32(server))

@@ -146,7 +146,7 @@ func BenchmarkArrange(b *testing.B) {
 	}
 }
 
-func newEstimator(t *testing.T, kind Kind, members []Member, balancers ...string) *Estimator {
+func newEstimator(t *testing.T, kind Kind, members []WeightedServer, balancers ...string) *Estimator {
 	t.Helper()
 	e, err := NewEstimator(Settings{Kind: kind, SlowStart: DefaultSlowStart})
 	testhost.Must(t, err)
@@ -212,7 +212,7 @@ func TestManyServers(t *testing.T) {
 }
 
 func TestUnits(t *testing.T) {
-	list := []Member{{"a", 1}, {"b", 2}, {"c", 4}, {"d", 0}}
+	list := []WeightedServer{{"a", 1}, {"b", 2}, {"c", 4}, {"d", 0}}
 	// HLB's z are 4/7, 2/7 and 1/7 of the sum; d counts as the average, 1/3 of 7/4.
 	for kind, want := range map[Kind][3]float64{
 		TerritoryLearned:    {1, 1. / 2, 1. / 4},
@@ -253,9 +253,9 @@ func TestEqualDelays(t *testing.T) {
 	for _, weights := range [][]float64{
 		{1, 2, 4}, {10, 20}, {3, 4, 0}, {7, 5, 3}, {997, 991}, {1, 1000}, {0.5, 1, 2}, {60, 120, 900},
 	} {
-		var list []Member
+		var list []WeightedServer
 		for i, w := range weights {
-			list = append(list, Member{string(rune('a' + i)), w})
+			list = append(list, WeightedServer{string(rune('a' + i)), w})
 		}
 		e := newEstimator(t, SED, list)
 		least := slices.MinFunc(weights, func(a, b float64) int {
@@ -273,7 +273,7 @@ func TestEqualDelays(t *testing.T) {
 			}
 		}
 	}
-	if got := numerator([]Member{{"a", 997}, {"b", 991}, {"c", 983}}); got != 983 {
+	if got := numerator([]WeightedServer{{"a", 997}, {"b", 991}, {"c", 983}}); got != 983 {
 		t.Errorf("weights without a common multiple: %v, want the least", got)
 	}
 }
@@ -331,12 +331,12 @@ func TestArrange(t *testing.T) {
 		if e.speeds != nil {
 			value = e.speeds.servers[2].filter.Value
 		}
-		arrange := func(list []Member, balancers ...string) {
+		arrange := func(list []WeightedServer, balancers ...string) {
 			t.Helper()
 			testhost.Must(t, e.Arrange(list, balancers, "x"))
 		}
 		list := members(5)
-		arrange([]Member{list[2], list[3], list[1], list[4]}, "x")
+		arrange([]WeightedServer{list[2], list[3], list[1], list[4]}, "x")
 		if s := e.speeds; s != nil && s.options.Norm == BySum {
 			if got, want := s.servers[0].filter.Value, value*3/4; !near(got, want) {
 				t.Errorf("%s: with four servers for three, %v is estimated, want %v", kind, got, want)
@@ -373,12 +373,12 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		list      []Member
+		list      []WeightedServer
 		balancers []string
 	}{
-		"names":          {[]Member{{"a", 1}, {"a", 1}}, nil},
-		"negative":       {[]Member{{"a", -1}}, nil},
-		"no number":      {[]Member{{"a", math.NaN()}}, nil},
+		"names":          {[]WeightedServer{{"a", 1}, {"a", 1}}, nil},
+		"negative":       {[]WeightedServer{{"a", -1}}, nil},
+		"no number":      {[]WeightedServer{{"a", math.NaN()}}, nil},
 		"no self":        {members(2), []string{"x"}},
 		"balancer twice": {members(2), []string{"self", "x", "x"}},
 	} {
@@ -506,7 +506,7 @@ func TestSavedForOtherNumber(t *testing.T) {
 	}
 
 	old, now := newEstimator(t, HLB, members(2)), newEstimator(t, HLB, members(4))
-	for _, list := range [][]Member{nil, members(2)} {
+	for _, list := range [][]WeightedServer{nil, members(2)} {
 		if err := old.Arrange(list, nil, ""); err != nil || old.speeds.noise != initialNoise {
 			t.Errorf("with %d servers, a noise of %v: %v", len(list), old.speeds.noise, err)
 		}
@@ -591,7 +591,7 @@ func TestRestoreErrors(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	e := newEstimator(t, TerritoryConfigured, []Member{{"a", 4}, {"b", 4}}, "x")
+	e := newEstimator(t, TerritoryConfigured, []WeightedServer{{"a", 4}, {"b", 4}}, "x")
 	teach(e, 0, 4)
 	e.servers[1].endings.belief = belief{half: 0.5, ill: 0.25}
 	e.servers[1].answers.belief = belief{ill: 0.95}

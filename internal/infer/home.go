@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// Member is a server that gets a home.
-type Member struct {
+// WeightedServer is the name and the weight of a server.
+type WeightedServer struct {
 	Name string
 	// Weight is the capacity, or 0 for a server that takes no new flows. If the balancers do not
 	// know the capacities, all other weights are equal.
@@ -28,9 +28,9 @@ const seed = "segue home 1\x00"
 // too few home servers for its traffic. The servers are assigned in the order of their hashes, so
 // that each balancer gets some of each kind. Territory infers the state of other servers from a
 // balancer's home servers. These inferences are right only if the home servers are like the other
-// servers (docs/research/placement.md). Balancers with the same members agree, whatever the order
-// of the members.
-func Homes(servers []Member, balancers []string) []int32 {
+// servers (docs/research/placement.md). Balancers with the same servers agree, whatever the order
+// of the servers.
+func Homes(servers []WeightedServer, balancers []string) []int32 {
 	homes := make([]int32, len(servers))
 	if len(balancers) == 0 {
 		return homes
@@ -53,7 +53,7 @@ func Homes(servers []Member, balancers []string) []int32 {
 }
 
 // byHash returns the servers in the order of their hashes.
-func byHash(servers []Member) []int32 {
+func byHash(servers []WeightedServer) []int32 {
 	hashes := make([]uint64, len(servers))
 	order := make([]int32, len(servers))
 	for i := range servers {
@@ -85,7 +85,7 @@ func highest(server string, balancers []string, fit func(int) bool) int {
 // around. So no two balancers turn to the same servers first when they have no room at home. The
 // home servers of another balancer are in reverse order: first those that their own balancer fills
 // last.
-func Order(servers []Member, balancers []string, homes []int32, self int) []int32 {
+func Order(servers []WeightedServer, balancers []string, homes []int32, self int) []int32 {
 	place := make([]int, len(balancers)) // position of each balancer in the order of names
 	for i := range balancers {
 		for _, other := range balancers {

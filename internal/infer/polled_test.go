@@ -16,9 +16,9 @@ func priced(t *testing.T, kind Kind, weights []float64, loads []*Load) (units, e
 	t.Helper()
 	e, err := NewEstimator(Settings{Kind: kind})
 	testhost.Must(t, err)
-	members := make([]Member, len(loads))
+	members := make([]WeightedServer, len(loads))
 	for i := range loads {
-		members[i] = Member{Name: fmt.Sprint("s", i), Weight: weights[i]}
+		members[i] = WeightedServer{Name: fmt.Sprint("s", i), Weight: weights[i]}
 	}
 	testhost.Must(t, e.Arrange(members, nil, "lb"))
 	for i, load := range loads {

@@ -60,7 +60,8 @@ func fixed(x float64) uint32 {
 }
 
 // Score is the number by which the data path ranks a server for a new flow: the least is chosen. It
-// contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits.
+// contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits. fresh
+// are the new flows. Most of a flood of them does not count (sureNew).
 //
 // The order of the delays is that of Territory: the least waiting, then home before away, then the
 // shortest delay. With a delay of at most 1 no flow waits. Such a delay on a home server stays as
@@ -81,17 +82,17 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 // numerator returns the numerator of the units of SED, whose denominators are the weights. If
 // possible, all units are exact in the fields of a Price. Otherwise rounding would decide between
 // servers of equal delay, and always for the same ones. The largest unit is about 1.
-func numerator(members []Member) float64 {
+func numerator(servers []WeightedServer) float64 {
 	// least is the least weight, and multiple a common multiple of the weights.
 	least, multiple := math.Inf(1), 1.0
-	for _, m := range members {
-		if m.Weight > 0 {
-			least = min(least, m.Weight)
+	for _, s := range servers {
+		if s.Weight > 0 {
+			least = min(least, s.Weight)
 		}
 	}
-	for _, m := range members {
-		if m.Weight > 0 {
-			multiple *= m.Weight / divisor(multiple, m.Weight)
+	for _, s := range servers {
+		if s.Weight > 0 {
+			multiple *= s.Weight / divisor(multiple, s.Weight)
 		}
 		if multiple > PriceOne*least {
 			return least // too many different weights

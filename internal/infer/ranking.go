@@ -67,7 +67,7 @@ func (r *Ranking) Best(random uint64) (server int32, score float64) {
 	if root.ties == 0 {
 		return -1, root.score
 	}
-	turn := share(random, root.ties) // the number of the chosen one among servers of this score
+	turn := below(random, root.ties) // the number of the chosen one among servers of this score
 	at := int32(1)
 	for at < r.first {
 		at *= 2 // the left child
@@ -98,7 +98,7 @@ func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, scor
 	if math.IsInf(score, 1) {
 		return -1, score
 	}
-	turn := share(random, ties)
+	turn := below(random, ties)
 	for _, c := range candidates {
 		if r.Score(int32(c)) != score {
 			continue
@@ -111,8 +111,8 @@ func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, scor
 	return server, score
 }
 
-// share maps random bits to a number from 0 to n-1.
-func share(random uint64, n int32) int32 {
+// below maps random bits to a number from 0 to n-1.
+func below(random uint64, n int32) int32 {
 	at, _ := bits.Mul64(random, uint64(n))
 	return int32(at)
 }

@@ -164,8 +164,8 @@ func (s *Speeds) Step() {
 	}
 }
 
-// measure computes z of each server from the means of the reservoirs. It returns false if there are
-// no durations.
+// measure computes the z of each server, which is the mean duration in its reservoir, divided by
+// the norm. It returns false if there are no durations.
 func (s *Speeds) measure() bool {
 	for i := range s.servers {
 		v := &s.servers[i]

@@ -136,8 +136,8 @@ func (s *Speeds) save(server int, numbers []float64) []float64 {
 	return append(numbers, v.filter.Value/unit, v.filter.Error/unit/unit, relative, s.noise/unit/unit)
 }
 
-// unit returns the z of a server whose mean duration is the average. A state has multiples of this
-// unit, because a service can have another number of servers after a restart.
+// unit returns the z (speed.measured) of a server whose mean duration is the average. A state has
+// multiples of this unit, because a service can have another number of servers after a restart.
 func (s *Speeds) unit() float64 {
 	if s.options.Norm == BySum {
 		return 1 / float64(len(s.servers))

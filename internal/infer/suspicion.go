@@ -48,7 +48,8 @@ const (
 // that were not read at one moment. So it can be below 0.
 type outcome struct{ good, bad float64 }
 
-// compared returns the part of the outcome that counts.
+// compared makes the number of bad events at least 0. If there are more than mostCompared events,
+// it reduces good and bad ones in proportion.
 func (o outcome) compared() outcome {
 	o.bad = max(0, o.bad)
 	if n := o.good + o.bad; n > mostCompared {
@@ -65,8 +66,8 @@ func (o outcome) share() float64 {
 	return o.good / (o.good + o.bad)
 }
 
-// lower returns the lower bound of Wilson's interval for the share of good events, two standard
-// deviations wide (Wilson, "Probable inference, the law of succession, and statistical inference",
+// lower returns the lower bound of Wilson's interval for the share of good events, at two standard
+// deviations (Wilson, "Probable inference, the law of succession, and statistical inference",
 // 1927). Without events it is 0.
 func (o outcome) lower() float64 {
 	const z2 = 2 * 2
@@ -136,20 +137,20 @@ type conduct struct {
 const comparedFor = 2
 
 // judge updates one belief of each server after a window of the given time in seconds. The function
-// of returns this belief of a server. Its field now has the events of the window. judge compares
-// each server with the sums of the other servers.
-func judge(servers []server, of func(*server) *conduct, seconds float64) {
+// conductOf returns this belief of a server, whose field now has the events of the window. judge
+// compares each server with the sums of the other servers.
+func judge(servers []server, conductOf func(*server) *conduct, seconds float64) {
 	var now, recent outcome
 	left := math.Exp(-seconds / comparedFor)
 	for i := range servers {
-		c := of(&servers[i])
+		c := conductOf(&servers[i])
 		c.now = c.now.compared()
 		c.recent = c.now.plus(c.recent, left)
 		now, recent = now.plus(c.now, 1), recent.plus(c.recent, 1)
 	}
 	// Without the server's own events, the sums are those of the other servers.
 	for i := range servers {
-		c := of(&servers[i])
+		c := conductOf(&servers[i])
 		c.age(seconds)
 		c.learn(c.now, leastGood(now.plus(c.now, -1), recent.plus(c.recent, -1)))
 	}
@@ -174,10 +175,11 @@ type answers struct {
 	open float64 // flows of the last window without an answer
 }
 
-// pass ends a window, in which the given numbers of flows were placed and answered. It assigns
+// endWindow ends a window, in which the given numbers of flows were placed and answered. It assigns
 // answers to the flows of this window first, so that a lost flow does not take the answer of a
-// later one. Only the answers in excess are those of open flows. The other open flows are lost.
-func (a *answers) pass(placed, answered float64) {
+// later one. The surplus answers belong to open flows, which the last window has left without an
+// answer. Open flows that get none are lost.
+func (a *answers) endWindow(placed, answered float64) {
 	excess := max(0, answered-placed)
 	a.now = outcome{good: answered, bad: max(0, a.open-excess)}
 	a.open = max(0, placed-answered)
@@ -203,12 +205,12 @@ func (e *Estimator) suspect(seconds float64) {
 	}
 	for i := range e.servers {
 		s := &e.servers[i]
-		s.answers.pass(s.since.placed, s.since.answered)
+		s.answers.endWindow(s.since.placed, s.since.answered)
 		s.endings.now = outcome{s.since.ended, s.since.left - s.since.ended}
 	}
 	judge(e.servers, func(s *server) *conduct { return &s.answers.conduct }, e.window)
 	judge(e.servers, func(s *server) *conduct { return &s.endings }, e.window)
-	trials, most := e.trickle()
+	trials, most := e.trialsOfWindow()
 	for i := range e.servers {
 		e.treat(i, trials, most)
 		e.servers[i].since = events{}
@@ -217,10 +219,11 @@ func (e *Estimator) suspect(seconds float64) {
 }
 
 // treat does what follows from the belief about a server. A server that is watched gets the given
-// trials for this window, and can save up at most the given number. A home server without flows
-// gets trials too if capacities are learned. All other servers have none. When a server is no
-// longer suspect, it begins a slow start. If its flows fall silent, treat forgets its capacity: it
-// was learned from such flows before the server was known to be ill.
+// number of trials for this window: new flows that show its condition. It can save up at most the
+// number most. A home server without flows gets trials too if capacities are learned. All other
+// servers have none. When a server is no longer suspect, it begins a slow start. If its flows fall
+// silent, treat forgets its capacity: it was learned from such flows before the server was known to
+// be ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect
@@ -263,9 +266,10 @@ func (s *server) isWatched() bool {
 		max(s.answers.half+s.answers.ill, s.endings.half+s.endings.ill) > littleDoubt
 }
 
-// trickle returns the number of trials that a watched server gets in a window, and the largest
-// number that it can save up. Of this largest number, a well server would answer trialAnswers.
-func (e *Estimator) trickle() (trials, most float64) {
+// trialsOfWindow returns the number of trials (new flows) that a watched server gets in a window,
+// and the largest number that it can save up. Of this largest number, a well server would answer
+// trialAnswers.
+func (e *Estimator) trialsOfWindow() (trials, most float64) {
 	var all events
 	servers := 0.0
 	for i := range e.servers {

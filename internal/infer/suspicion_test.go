@@ -154,7 +154,7 @@ func TestAnswersHaveTime(t *testing.T) {
 	} {
 		var a answers
 		for i := range c.want {
-			if a.pass(c.placed[i], c.answered[i]); a.now != c.want[i] {
+			if a.endWindow(c.placed[i], c.answered[i]); a.now != c.want[i] {
 				t.Errorf("%s: window %d: %+v, want %+v", c.name, i, a.now, c.want[i])
 			}
 		}

@@ -73,8 +73,8 @@ func (t *Territory) Flows(server int32) float64 { return t.flows[server] }
 
 func (t *Territory) isHome(server int32) bool { return t.position[server] < t.homes }
 
-// rank scores a server by its delay. For a server away from home it adds the waiting flows (seen),
-// but not the flows that the server is assumed to have by symmetry.
+// rank scores a server by its delay. For a server away from home it adds the waiting flows
+// (waitOf), but not the flows that the server is assumed to have by symmetry.
 func (t *Territory) rank(server int32) {
 	score := math.Inf(1)
 	if t.capacity[server] > 0 {
@@ -83,7 +83,7 @@ func (t *Territory) rank(server int32) {
 	if at := t.position[server]; at < t.homes {
 		t.home.Set(at, score)
 	} else {
-		t.away.Set(at-t.homes, score+t.seen(server))
+		t.away.Set(at-t.homes, score+t.waitOf(server))
 	}
 }
 
@@ -102,8 +102,8 @@ func (t *Territory) others() float64 {
 	return min(t.carried/t.room, mostOthers)
 }
 
-// seen returns the waiting flows of a server that is not a home server, from SetWait.
-func (t *Territory) seen(server int32) float64 {
+// waitOf returns the waiting flows of a server that is not a home server, from SetWait.
+func (t *Territory) waitOf(server int32) float64 {
 	if t.wait == nil {
 		return 0
 	}
@@ -136,7 +136,7 @@ func (t *Territory) BestOf(candidates []uint16) int32 {
 		}
 		mine := score{delay: Delay(t.flows[s], t.capacity[s]), home: t.isHome(s), position: t.position[s]}
 		if !mine.home {
-			mine.delay += others + t.seen(s)
+			mine.delay += others + t.waitOf(s)
 		}
 		if best < 0 || mine.before(bestScore) {
 			best, bestScore = s, mine

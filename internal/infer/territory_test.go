@@ -11,10 +11,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-func members(n int) []Member {
-	list := make([]Member, n)
+func members(n int) []WeightedServer {
+	list := make([]WeightedServer, n)
 	for i := range list {
-		list[i] = Member{Name: fmt.Sprintf("s%d", i), Weight: 1}
+		list[i] = WeightedServer{Name: fmt.Sprintf("s%d", i), Weight: 1}
 	}
 	return list
 }

@@ -95,7 +95,7 @@ func newWorld(seed uint64, kind Kind, balancers int, sites []*site) *world {
 	return w
 }
 
-func (w *world) members() []Member {
+func (w *world) members() []WeightedServer {
 	list := members(len(w.sites))
 	for i, s := range w.sites {
 		list[i].Weight = float64(s.cpus)

@@ -142,7 +142,7 @@ func parseNeighbour(message []byte) (n neighbour, e entry) {
 			e.ours = bytes.Equal(value, []byte{originator})
 		}
 	}
-	e.ours = e.ours && e.managed // a released entry keeps the number of the resolver
+	e.ours = e.ours && e.managed // a released entry still has the number originator
 	return n, e
 }
 

@@ -91,7 +91,7 @@ type Resolver struct {
 	targets    targets
 	routed     map[netip.Addr]bool   // targets that have had a route of their own
 	resumed    map[netip.Addr]Hop    // hops of the earlier process, until their targets are looked up
-	found      map[netip.Addr]found  // the last lookup of each target
+	results    map[netip.Addr]result // the last lookup of each target
 	last       Update                // the result of the last reading
 	neighbours map[neighbour]*known  // neighbours in use
 	managed    map[neighbour]bool    // neighbours in use that this or an earlier resolver made managed
@@ -108,10 +108,10 @@ func New(own []string, log *slog.Logger) *Resolver {
 	}
 }
 
-// Resume passes the hops of an earlier process to the resolver, before Run. A hop needs its MAC
-// address, the index of its interface, Silent and Default. If the kernel does not know a neighbour
-// at the moment, its hop stays in use, as it would have without the restart. A hop without a MAC
-// address belongs to a target that has lost its own route.
+// Resume passes the hops of an earlier process to the resolver, before Run. Of a hop, only the MAC
+// address, the index of its interface, Silent and Default are used. If the kernel does not know a
+// neighbour at the moment, its hop stays in use, as it would have without the restart. A hop
+// without a MAC address belongs to a target that has lost its own route.
 func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
 	r.resumed = hops
 	for target, hop := range hops {
@@ -229,11 +229,11 @@ func (r *Resolver) resolve() (Update, error) {
 		Addresses: kernel.addresses,
 		Problems:  map[netip.Addr]string{},
 	}
-	r.found = r.lookup(kernel)
+	r.results = r.lookup(kernel)
 	failures := r.follow(kernel)
 	problems := map[netip.Addr]string{}
 	for _, target := range r.targets {
-		f := r.found[target]
+		f := r.results[target]
 		for _, n := range f.neighbours { // the first error is enough
 			f.err = cmp.Or(f.err, failures[n])
 		}
@@ -258,11 +258,11 @@ func (r *Resolver) resolve() (Update, error) {
 // lookup looks up every target in the routing tables. If routes change while the kernel lists them,
 // any route may be missing from the list (observed for IPv6 on Linux 6.18). So if a target's prefix
 // is shorter than at the last lookup, lookup asks the kernel about this target.
-func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
-	all := make(map[netip.Addr]found, len(r.targets))
+func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]result {
+	all := make(map[netip.Addr]result, len(r.targets))
 	for _, target := range r.targets {
 		f := kernel.policies[familyOf(target)].lookup(target)
-		if f.bits < r.found[target].bits { // the route seems to be gone
+		if f.bits < r.results[target].bits { // the route seems to be gone
 			if asked := ask(target); asked.bits > f.bits {
 				f = asked
 			}
@@ -272,7 +272,7 @@ func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
 		case f.bits > 0:
 			r.routed[target] = true
 		case r.routed[target]: // and only the default route is left
-			f = found{bits: -1, err: errWithdrawn}
+			f = result{bits: -1, err: errWithdrawn}
 		}
 		all[target] = f
 	}
@@ -316,7 +316,7 @@ func (k *known) learn(e entry) {
 // why.
 func (r *Resolver) follow(kernel *snapshot) map[neighbour]error {
 	used := map[neighbour]*known{}
-	for target, f := range r.found {
+	for target, f := range r.results {
 		for _, n := range f.neighbours {
 			if used[n] == nil {
 				used[n] = cmp.Or(r.neighbours[n], &known{})
@@ -344,7 +344,7 @@ func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 		return
 	}
 	delete(r.resumed, target)
-	for _, n := range r.found[target].neighbours {
+	for _, n := range r.results[target].neighbours {
 		if n.ifindex == hop.Link.Index {
 			*neighbours[n] = known{hop.MAC, hop.Silent}
 			return
@@ -356,7 +356,7 @@ func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 // whose MAC address is known. The last known MAC address stays in use while the kernel looks for a
 // neighbour, and after that has failed: the neighbour may be back before the kernel asks again. hop
 // returns false if no neighbour of the route has a known MAC address.
-func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
+func (r *Resolver) hop(kernel *snapshot, f result) (Hop, bool) {
 	var best Hop
 	for _, n := range f.neighbours {
 		k, link := r.neighbours[n], kernel.links[n.ifindex]

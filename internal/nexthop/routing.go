@@ -118,15 +118,15 @@ func (t *table) find(target netip.Addr) []*route {
 	return nil
 }
 
-// found is the result of a lookup of a target in the routing tables.
-type found struct {
+// result is what is found by a lookup of a target in the routing tables.
+type result struct {
 	neighbours []neighbour // the preferred one first; none if there is an error
 	bits       int         // length of the route's prefix; 0: default route; -1: no route
 	err        error
 }
 
 // nowhere is the result for a target without a route.
-var nowhere = found{bits: -1, err: errors.New("no route")}
+var nowhere = result{bits: -1, err: errors.New("no route")}
 
 // errOwn is the error about a target that is an address of this host.
 var errOwn = errors.New("the address is this host's own")
@@ -138,7 +138,7 @@ var errOwn = errors.New("the address is this host's own")
 // Unlike a lookup by the kernel (ask), it ignores the states of neighbours. For IPv6, the kernel
 // skips a route whose neighbour has failed, and tries shorter prefixes (rt6_score_route in
 // net/ipv6/route.c). It does not do so if the sysctl net.ipv6.conf.all.forwarding is set.
-func (p *policy) lookup(target netip.Addr) found {
+func (p *policy) lookup(target netip.Addr) result {
 	for i := 0; i < len(p.rules); i++ {
 		rule := &p.rules[i]
 		if !rule.matches(target) {
@@ -150,14 +150,14 @@ func (p *policy) lookup(target netip.Addr) found {
 				i = to - 1 // the loop adds 1
 			}
 		case unix.FR_ACT_BLACKHOLE, unix.FR_ACT_UNREACHABLE, unix.FR_ACT_PROHIBIT:
-			return found{bits: -1, err: fmt.Errorf("no route: rule %d forbids it", rule.priority)}
+			return result{bits: -1, err: fmt.Errorf("no route: rule %d forbids it", rule.priority)}
 		case unix.FR_ACT_TO_TBL:
 			routes := p.tables[rule.table].find(target)
 			if len(routes) == 0 || rule.passesOver(routes[0]) {
 				continue
 			}
 			neighbours, err := neighboursOf(routes, target)
-			return found{neighbours, routes[0].prefix.Bits(), err}
+			return result{neighbours, routes[0].prefix.Bits(), err}
 		}
 	}
 	return nowhere
@@ -165,7 +165,7 @@ func (p *policy) lookup(target netip.Addr) found {
 
 // ask makes the kernel look up an address. If the kernel has no usable route, or refuses the
 // request, the result is nowhere.
-func ask(target netip.Addr) found {
+func ask(target netip.Addr) result {
 	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
 	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
 		Family: familyOf(target), Dst_len: byte(target.BitLen()), Flags: unix.RTM_F_FIB_MATCH,
@@ -181,7 +181,7 @@ func ask(target netip.Addr) found {
 		return nowhere
 	}
 	neighbours, err := neighboursOf([]*route{r}, target)
-	return found{neighbours, r.prefix.Bits(), err}
+	return result{neighbours, r.prefix.Bits(), err}
 }
 
 // IsOwn tells whether the kernel delivers packets to an address on this host.

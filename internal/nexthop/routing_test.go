@@ -197,7 +197,7 @@ func compareLookups(t *testing.T, ns *testhost.Namespace, w world, r *rand.Rand,
 		all = append(all, w.random(r))
 	}
 	targets := newTargets(all)
-	want := map[netip.Addr]found{}
+	want := map[netip.Addr]result{}
 	err := ns.Do(func() (err error) {
 		for _, target := range targets {
 			if want[target], err = askKernel(target); err != nil {
@@ -227,7 +227,7 @@ func compareLookups(t *testing.T, ns *testhost.Namespace, w world, r *rand.Rand,
 
 // compareLookup compares the result of a lookup with the kernel's answer, for the routes with the
 // lowest metric in any order.
-func compareLookup(t *testing.T, target netip.Addr, got, want found) {
+func compareLookup(t *testing.T, target netip.Addr, got, want result) {
 	t.Helper()
 	if got.err != nil && want.err != nil {
 		return
@@ -242,11 +242,11 @@ func compareLookup(t *testing.T, target netip.Addr, got, want found) {
 }
 
 // askKernel makes the kernel look up an address.
-func askKernel(target netip.Addr) (f found, err error) {
+func askKernel(target netip.Addr) (f result, err error) {
 	options := &netlink.RouteGetOptions{FIBMatch: true}
 	routes, err := netlink.RouteGetWithOptions(target.AsSlice(), options)
 	if refused, ok := errors.AsType[unix.Errno](err); ok && refused != unix.EOPNOTSUPP {
-		return found{bits: -1, err: err}, nil
+		return result{bits: -1, err: err}, nil
 	}
 	if err != nil {
 		return f, err

@@ -50,7 +50,7 @@ func (h Header) FinalDestination() netip.Addr {
 	return h.Destination
 }
 
-// carriesIP tells whether the header is that of a tunnel.
+// carriesIP tells whether an inner IP packet follows the header, directly or after a GRE header.
 func (h Header) carriesIP() bool {
 	switch h.Protocol {
 	case layers.IPProtocolIPv4, layers.IPProtocolIPv6, layers.IPProtocolGRE:

@@ -22,7 +22,8 @@ func Probe(sender, vip netip.Addr, token uint64, options ...Option) []byte {
 	return probe(sender, vip, binary.NativeEndian.AppendUint64(nil, token), options)
 }
 
-// ServiceProbe is the same as Probe, but about a service. Port 0 stands for all ports of the VIP.
+// ServiceProbe returns the frame of a probe about a service, as Probe does about a VIP. Port 0
+// stands for all ports of the VIP.
 func ServiceProbe(
 	sender netip.Addr, service netip.AddrPort, protocol uint8, token uint64, options ...Option,
 ) []byte {

@@ -47,7 +47,7 @@ func Load(path string) (Generations, error) {
 	return g, nil
 }
 
-// parse is Load for a file's content.
+// parse reads the content of a file of generations. It returns an error about an invalid value.
 func parse(text []byte) (Generations, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

@@ -220,7 +220,7 @@ func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	return err
 }
 
-// putAll is put, but after an error it does not remove pins.
+// putAll does the same as put, but removes no pins after an error.
 func (p *Plane) putAll(outer *ebpf.Map, tables []numberedTable) error {
 	var numbers, descriptors []uint32
 	var former []ebpf.MapID

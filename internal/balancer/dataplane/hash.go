@@ -84,7 +84,8 @@ func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
 // 3, section 6.4): GOLDEN_RATIO in bpf/net/hash.h.
 const goldenRatio = 0x9e3779b97f4a7c15
 
-// spread is spread in bpf/net/hash.h.
+// spread returns the place of a key that no client chooses, by a sum of its words: the function of
+// this name in bpf/net/hash.h.
 func spread(sum uint64) uint64 {
 	sum ^= sum >> 32
 	return sum * goldenRatio
@@ -100,13 +101,13 @@ func multilinear(words []uint32, keys []uint64, added uint64) uint64 {
 	return sum
 }
 
-// placeOf is place_of in bpf/net/hash.h.
+// placeOf turns a hash into a place: place_of in bpf/net/hash.h.
 func placeOf(sum uint64) uint64 {
 	high := sum >> 32
 	return sum + high*high<<33
 }
 
-// mix is mix in bpf/net/hash.h.
+// mix mixes the bits of a hash: the function of this name in bpf/net/hash.h.
 func mix(hash uint32) uint32 {
 	hash ^= hash >> 16
 	hash *= 0x85ebca6b

@@ -32,7 +32,7 @@ type ServiceLabel struct {
 	// of the generation's sets (package serversets).
 	Generation uint64
 	Digest     uint32
-	// Estimator is how the service infers (desired.Service.Estimates), or nothing.
+	// Estimator is how the service infers (desired.Service.EstimatorName), or nothing.
 	Estimator string
 }
 

@@ -34,7 +34,7 @@ var inferring = map[desired.Among]balancerPlacement{
 	desired.AmongTurns:      balancerPlacementPLACEMENT_WEIGHTED_TURN,
 }
 
-// estimators are the methods by which services infer, as desired.Service.Estimates names them.
+// estimators are the methods by which services infer, as desired.Service.EstimatorName names them.
 var estimators = map[string]balancerEstimator{
 	"":                                       balancerEstimatorESTIMATOR_NONE,
 	string(desired.EstimateTerritoryLearned): balancerEstimatorESTIMATOR_TERRITORY_LEARNED,

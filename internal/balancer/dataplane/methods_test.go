@@ -17,8 +17,8 @@ func TestEachMethodHasAValue(t *testing.T) {
 				svc.Persistence = p.Name
 				checkReadsBack(t, &svc)
 			}
-			if _, ok := estimators[svc.Estimates()]; !ok {
-				t.Errorf("placement %s: estimator %q has no value", m.Name, svc.Estimates())
+			if _, ok := estimators[svc.EstimatorName()]; !ok {
+				t.Errorf("placement %s: estimator %q has no value", m.Name, svc.EstimatorName())
 			}
 		}
 	}

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packetSocket sends the frames that XDP cannot send. A negative one is not open.
+// packetSocket sends the frames that XDP cannot send. It is a file descriptor, or negative if the
+// socket is not open.
 type packetSocket int
 
 const noSocket packetSocket = -1

@@ -84,7 +84,7 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
 }
 
-// NoService is the number of no service.
+// NoService is a number that no service has.
 const NoService = ^uint32(0)
 
 // SetService makes the slot's server one of the service with this number, or of none: then no

@@ -70,9 +70,9 @@ func isOnlyPaused(flags dataplane.ServerFlags, all dataplane.Causes) bool {
 	return flags&(dataplane.FlagStarting|dataplane.FlagUnproven) != 0 || keepsFlows
 }
 
-// conditionOf returns the one condition that describes a server with these flags and causes. A
-// removed server is only removed, and one that the operator has drained only drained. For all
-// others, the most severe cause comes first, then a slow start, then a missing first check.
+// conditionOf returns the one condition that describes a server with these flags and causes. If the
+// server was removed, or the operator has drained it, the condition says so. For all others, the
+// most severe cause comes first, then a slow start, then a missing first check.
 func conditionOf(flags dataplane.ServerFlags, all dataplane.Causes) Condition {
 	switch {
 	case flags&dataplane.FlagInUse == 0:

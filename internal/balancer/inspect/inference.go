@@ -169,10 +169,11 @@ type ScoredServer struct {
 // mostScored is how many servers a trace lists.
 const mostScored = 4
 
-// describeScores returns the servers among which a new flow is placed. The data path has picked the
-// server of the slot picked. If it chooses by scores, the result lists the servers with the lowest
-// scores at this moment. Otherwise it lists only the picked server. describeScores returns nil if
-// the placement does not infer, and an error if the candidate table cannot be read.
+// describeScores returns the servers among which a new flow is placed. picked is the slot of the
+// server that the data path has chosen. If the data path chooses by scores, the result lists the
+// servers with the lowest scores at this moment. Otherwise it lists only the picked server.
+// describeScores returns nil if the placement does not infer, and an error if the candidate table
+// cannot be read.
 func (v *View) describeScores(
 	service uint32, rule dataplane.ServiceRule, bucket, picked uint32,
 ) (*TracedScores, error) {

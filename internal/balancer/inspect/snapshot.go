@@ -26,7 +26,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return v.SnapshotOf(func(string) bool { return true })
 }
 
-// SnapshotOf is Snapshot with the wanted services only. The rest of it describes the whole instance.
+// SnapshotOf reads the state with the wanted services only. The rest describes the whole instance.
 func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	s, err := v.Brief(wanted)
 	if err != nil {
@@ -48,8 +48,8 @@ func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
-// Brief is Snapshot of the wanted services only, and without shares, hints, forms of connection IDs
-// and hidden tags. It reads no table that has an entry for each bucket or flow.
+// Brief reads the state with the wanted services only, and without shares, hints, forms of
+// connection IDs and hidden tags. It reads no table that has an entry for each bucket or flow.
 func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {
@@ -182,7 +182,7 @@ func (v *View) Services() ([]*ServiceState, error) {
 	return v.services(v.tables.FlowCounts.Read(), func(string) bool { return true })
 }
 
-// services is Services with the counts of a sweep, for the wanted services.
+// services does the work of Services for the wanted services, with the counts of a sweep.
 func (v *View) services(
 	counts *dataplane.SweptCounts, wanted func(service string) bool,
 ) ([]*ServiceState, error) {
@@ -299,7 +299,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	return ignored
 }
 
-// server reads the state of the server in a slot. The server has the name.
+// server reads the state of the server in a slot. name is the name of the server.
 func (v *View) server(
 	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface,
 	counts *dataplane.SweptCounts,

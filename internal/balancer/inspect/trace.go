@@ -507,10 +507,10 @@ func (e *TracedEncapsulation) readSource(sent []byte) {
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
 }
 
-// describeEncapsulation describes the encapsulation of a packet of a flow, which visits the servers
-// of all. With GRE and IPIP, the packet goes from the balancer's address to the first of them. With
-// SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address, and
-// the last segment is the VIP.
+// describeEncapsulation describes the encapsulation of a packet of a flow. all are the servers that
+// the packet visits. With GRE and IPIP, it goes from the balancer's address to the first of them.
+// With SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address,
+// and the last segment is the VIP.
 func (v *View) describeEncapsulation(
 	d *dataplane.Decision, flow dataplane.Flow, all []dataplane.DecidedSegment,
 ) *TracedEncapsulation {

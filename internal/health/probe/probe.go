@@ -181,10 +181,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace does the work of SetTargets. Others than Run call it only for a prober that does not run.
-// A target that differs from a former one in Fault at most keeps its state. The data path forgets
-// the slots that no target has any more. Replace returns the findings that differ from the targets'
-// Fault.
+// Replace does the work of SetTargets. While the prober runs, only Run may call it. A target that
+// differs from a former one in Fault at most keeps its state. The data path forgets the slots that
+// no target has any more. Replace returns the findings that differ from the targets' Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
@@ -285,15 +284,15 @@ func (p *Prober) judge(s *server) (changed bool) {
 	if s.asked {
 		answer, ok := p.wire.Answer(s.target.Slot)
 		if !ok {
-			p.listen(s)
+			p.readSignals(s)
 		}
 		if s.noteProbe(p.faultOf(answer, ok)) {
-			p.explain(s)
+			p.forgetOffers(s)
 		}
 	}
 	if s.target.Offered {
-		p.compare(s)
-		p.hear(s)
+		p.readOffers(s)
+		p.followCalls(s)
 	}
 	s.fault = s.probed
 	if s.fault == None && s.unheard {
@@ -302,8 +301,8 @@ func (p *Prober) judge(s *server) (changed bool) {
 	return s.fault != before
 }
 
-// compare reads how many offers of a server were answered by signals.
-func (p *Prober) compare(s *server) {
+// readOffers reads how many offers of a server were answered by signals.
+func (p *Prober) readOffers(s *server) {
 	offers, err := p.wire.Offers(s.target.Slot)
 	if err != nil {
 		p.log.Error("compare offers with signals", "service", s.target.Service, "server",
@@ -313,9 +312,9 @@ func (p *Prober) compare(s *server) {
 	s.noteOffers(offers, p.services[s.target.Service])
 }
 
-// hear notes the result of the last call to a server, if it has ended. It begins another call if
-// that is needed.
-func (p *Prober) hear(s *server) {
+// followCalls notes the result of the last call to a server, if it has ended. It begins another
+// call if that is needed.
+func (p *Prober) followCalls(s *server) {
 	if s.call != nil {
 		select {
 		case err := <-s.call.result:
@@ -335,13 +334,13 @@ func (p *Prober) hear(s *server) {
 // server that is only suspect is acquitted, and a server that is Unheard is called itself.
 func (p *Prober) begin(s *server) {
 	s.peer = nil
-	if s.passes {
+	if s.nextThrough {
 		s.peer = p.services[s.target.Service].peerOf(s)
 	}
 	switch {
 	case s.peer != nil:
 		s.call = p.calls.begin(s.peer.target, &s.target)
-	case s.passes && !s.unheard:
+	case s.nextThrough && !s.unheard:
 		s.acquit() // it has answered the call before this one
 	default:
 		s.call = p.calls.begin(s.target, nil)
@@ -360,10 +359,11 @@ func (p *Prober) complain(name string, err error) {
 	}
 }
 
-// listen looks for signals of a server when a probe has no answer. If there are any, the network
-// has probably lost the probe. Such a server should not be found silent: a repeated SYN could then
-// open its connection on another server, too, and one of the two connections would be reset.
-func (p *Prober) listen(s *server) {
+// readSignals looks for signals of a server when a probe has no answer. If there are any, the
+// network has probably lost the probe. Such a server should not be found silent: a repeated SYN
+// could then open its connection on another server, too, and one of the two connections would be
+// reset.
+func (p *Prober) readSignals(s *server) {
 	signals, err := p.wire.Signals(s.target.Slot)
 	if err != nil {
 		p.log.Error("read the number of signals", "service", s.target.Service, "server",
@@ -373,10 +373,10 @@ func (p *Prober) listen(s *server) {
 	s.noteSignals(signals)
 }
 
-// explain forgets the unanswered offers of all servers of a service when probes find a fault of
-// server s. The fault explains them: s accepted neither its own offers nor those that others passed
-// on to it.
-func (p *Prober) explain(s *server) {
+// forgetOffers forgets the unanswered offers of all servers of a service when probes find a fault
+// of server s. The fault explains them: s accepted neither its own offers nor those that others
+// passed on to it.
+func (p *Prober) forgetOffers(s *server) {
 	for _, peer := range p.services[s.target.Service].servers {
 		peer.forget()
 	}

@@ -28,13 +28,13 @@ type server struct {
 	share   share
 
 	// Findings from calls:
-	call      *call   // the last call, until its result is noted; nil: there is none
-	passes    bool    // the next call goes through the server to a peer
-	peer      *server // the peer of the last call; nil: the call went to the server itself
-	turn      int     // the index after which peerOf looks for the next peer; it only rises
-	reached   int     // successive calls with an answer
-	unreached int     // successive calls without an answer, by the server's fault
-	unheard   bool
+	call        *call   // the last call, until its result is noted; nil: there is none
+	nextThrough bool    // the next call goes through the server to a peer
+	peer        *server // the peer of the last call; nil: the call went to the server itself
+	turn        int     // the index after which peerOf looks for the next peer; it only rises
+	reached     int     // successive calls with an answer
+	unreached   int     // successive calls without an answer, by the server's fault
+	unheard     bool
 	// accused are servers: calls through them to this server had no answer. If this server answers
 	// its own next call, the fault was theirs.
 	accused []*server
@@ -52,8 +52,9 @@ func newServer(t Target) *server {
 }
 
 // noteProbe records the result of a probe, and tells whether a fault begins with it. One answer
-// that shows a fault is proof. One missing answer is not, because a probe may be lost.
-func (s *server) noteProbe(found Fault) (proof bool) {
+// that shows a fault is proof. One missing answer is not, because a probe may be lost. A signal of
+// the server resets misses (noteSignals), but not lost.
+func (s *server) noteProbe(found Fault) (begins bool) {
 	before := s.probed
 	switch found {
 	case None:
@@ -146,14 +147,14 @@ func (s *server) forget() {
 // acquit forgets unanswered offers and unanswered calls.
 func (s *server) acquit() {
 	s.forget()
-	s.unheard, s.passes, s.reached, s.unreached, s.accused = false, false, 0, 0, nil
+	s.unheard, s.nextThrough, s.reached, s.unreached, s.accused = false, false, 0, 0, nil
 }
 
 // needsCall tells whether a call is needed, to test whether the server answers offers and passes
 // them on. Calls go on until the server is acquitted.
 func (s *server) needsCall() bool {
 	return s.probed == None && s.call == nil &&
-		(s.unheard || s.passes || s.reached+s.unreached > 0 || s.isSuspect())
+		(s.unheard || s.nextThrough || s.reached+s.unreached > 0 || s.isSuspect())
 }
 
 // noteCall records the result of a call. If a call to the server and a call through it both have an
@@ -164,7 +165,7 @@ func (s *server) needsCall() bool {
 // too, and the failure counts for the server only if the peer answers.
 func (s *server) noteCall(err error, all *service) {
 	if s.peer == nil {
-		s.decide(err == nil, all)
+		s.judgeAccused(err == nil, all)
 	}
 	switch {
 	case errors.Is(err, ErrUntried): // nothing is known about the server, so it gets offers again
@@ -175,7 +176,7 @@ func (s *server) noteCall(err error, all *service) {
 		s.unreached = 0
 		all.withdraw(s)
 		s.reached++
-		s.passes = !s.passes
+		s.nextThrough = !s.nextThrough
 		if s.reached >= Rise {
 			s.acquit()
 		}
@@ -207,10 +208,10 @@ func (s *server) accuse(through *server) {
 	}
 }
 
-// decide uses the result of a call to this server itself. If the server answers, calls to it that
-// had no answer failed by the fault of the servers through which they went, and decide counts them
-// for these servers. In any case, decide then forgets the accused.
-func (s *server) decide(answers bool, all *service) {
+// judgeAccused uses the result of a call to this server itself. If this server answers, the accused
+// are at fault: calls through them to this server had no answer, and these calls now count against
+// them. In any case, judgeAccused then forgets the accused.
+func (s *server) judgeAccused(answers bool, all *service) {
 	if answers {
 		for _, through := range s.accused {
 			through.fail(all)

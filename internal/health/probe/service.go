@@ -68,7 +68,8 @@ type share struct {
 	lost float64 // lost connections of the whole service
 }
 
-// add adds the new outcomes of a service with this number of servers. now are all outcomes so far.
+// add adds the outcomes of the service since the last reading: to due the server's equal part of
+// them, and to lost all lost connections. now are all outcomes so far.
 func (s *share) add(now outcomes, servers int) {
 	taken, lost := now.taken-s.seen.taken, now.lost-s.seen.lost
 	s.due += float64(taken+lost) / float64(servers)

@@ -15,8 +15,8 @@ const ethernetLength = 14
 // requires that a frame fits into a page, with 256 bytes before it and a trailer of the kernel.
 const MaxFrame = 2048
 
-// Mutate returns a frame with one to four changes. A change is one of a bit, a byte or a length
-// field, an added or removed header, a truncated or extended end, or a part of one of the others. A
+// Mutate returns a frame with one to four changes. A change sets a bit, a byte or a length field,
+// adds or removes a header, cuts or extends the end, or takes a part from one of the others. A
 // change of the frame's length often corrects the length in the IP header, so that mutants pass the
 // first check. Mutate does not change the frame itself. The result has at least an Ethernet header.
 func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {

@@ -79,19 +79,19 @@ func capacities(b *sim.Balancer) []float64 {
 // home servers, which are first. Only live servers have homes. Servers that are not live come
 // last.
 func homeOrder(b *sim.Balancer, weight []float64) (order []int32, homes int) {
-	members := make([]infer.Member, len(b.Live))
+	servers := make([]infer.WeightedServer, len(b.Live))
 	live := make([]bool, len(b.Servers))
 	for i, s := range b.Live {
-		members[i] = infer.Member{Name: b.Servers[s].Name, Weight: weight[s]}
+		servers[i] = infer.WeightedServer{Name: b.Servers[s].Name, Weight: weight[s]}
 		live[s] = true
 	}
 	balancers := make([]string, len(b.Peers))
 	for i, peer := range b.Peers {
 		balancers[i] = balancerName(peer)
 	}
-	home := infer.Homes(members, balancers)
+	home := infer.Homes(servers, balancers)
 	self := slices.Index(b.Peers, int32(b.Index))
-	for _, i := range infer.Order(members, balancers, home, self) {
+	for _, i := range infer.Order(servers, balancers, home, self) {
 		order = append(order, b.Live[i])
 		if int(home[i]) == self {
 			homes++

@@ -78,15 +78,15 @@ type inferring struct {
 // arrange tells the estimator which servers and balancers there are.
 func (p *inferring) arrange() error {
 	p.live = append(p.live[:0], p.b.Live...)
-	members := make([]infer.Member, len(p.live))
+	servers := make([]infer.WeightedServer, len(p.live))
 	for i, s := range p.live {
-		members[i] = infer.Member{Name: p.b.Servers[s].Name, Weight: p.b.Servers[s].Capacity()}
+		servers[i] = infer.WeightedServer{Name: p.b.Servers[s].Name, Weight: p.b.Servers[s].Capacity()}
 	}
 	names := make([]string, len(p.b.Peers))
 	for i, peer := range p.b.Peers {
 		names[i] = balancerName(peer)
 	}
-	return p.estimator.Arrange(members, names, balancerName(int32(p.b.Index)))
+	return p.estimator.Arrange(servers, names, balancerName(int32(p.b.Index)))
 }
 
 func balancerName(index int32) string { return "balancer " + strconv.Itoa(int(index)) }

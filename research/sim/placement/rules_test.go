@@ -320,9 +320,9 @@ func TestOwnOrder(t *testing.T) {
 func TestHomesComeFirst(t *testing.T) {
 	b := alone(1, 2, 1, 2, 1, 2, 1, 2, 1, 2)
 	b.Live, b.Peers = []int32{0, 1, 2, 3, 5, 6, 7, 8}, []int32{0, 2}
-	var members []infer.Member
+	var members []infer.WeightedServer
 	for _, s := range b.Live {
-		members = append(members, infer.Member{Name: b.Servers[s].Name, Weight: b.Servers[s].Capacity()})
+		members = append(members, infer.WeightedServer{Name: b.Servers[s].Name, Weight: b.Servers[s].Capacity()})
 	}
 	home := infer.Homes(members, []string{"balancer 0", "balancer 2"})
 	total := 0
