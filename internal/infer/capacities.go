@@ -56,7 +56,7 @@ const (
 	MostServed = 32
 	// memory is the time in seconds after which an observation counts e times less.
 	memory = 300
-	// recently is the same time for the recent observations (learned.recent).
+	// recently is the time after which a recent observation (learned.recent) counts e times less.
 	recently = 20
 	// contradiction is the logarithm of the likelihood ratio from which on recent observations show
 	// that a server has changed: 8 is as rare as four standard deviations.

@@ -119,7 +119,7 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 		return Version{}, err
 	}
 	// before lacks the unreadable keys, so changesTo does not find their removal.
-	changes := append(before.changesTo(after), n.unreadable(after)...)
+	changes := append(before.changesTo(after), n.unreadableRemovals(after)...)
 	batches := w.batches(n, changes, next.Change)
 	switch {
 	case len(batches) == 0 && n.head.Change > 0: // nothing to change; a first change writes its head
@@ -252,7 +252,8 @@ type batches struct {
 	bytes int // of the last group
 }
 
-// add adds an operation whose value has a number of bytes.
+// add adds an operation whose value has the given number of bytes. If the last batch has no room
+// for the operation, add begins a batch.
 func (b *batches) add(operation clientv3.Op, bytes int) {
 	last := len(b.ops) - 1
 	if last < 0 || len(b.ops[last]) >= batchKeys || b.bytes+bytes > batchBytes {
