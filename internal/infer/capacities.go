@@ -65,8 +65,8 @@ const (
 	// speed. It counts as much as this number of flows with the average duration on each server.
 	// Values from 1 to 20 make no difference.
 	alike = 4
-	// fewest is the number of flows that must have ended, while their servers had n > 1 flows,
-	// before the time of a service is estimated from them.
+	// fewest is how many flows must have ended on servers with n > 1 flows before the mean time of
+	// a service is estimated from these flows.
 	fewest = 10
 	// patience is a number of flows without a wait that Wait assumes in addition to the observed
 	// flows. So a server of which little is known seems to have no wait.

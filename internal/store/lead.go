@@ -130,9 +130,9 @@ func (r *releaser) pauseAfter(err error) time.Duration {
 }
 
 // deferral returns for how long this balancer leaves the lease to others. If the result is not more
-// than 0, the balancer may take the lease now. If the store has lost its content, the history of
-// the first leader becomes that of the fleet. So if the store has no generations, a balancer that
-// has neither a state nor a history gives the others time to lead first.
+// than 0, the balancer may take the lease now. If the store has no generations, for example because
+// it has lost its content, the fleet gets those of the first leader. So a balancer that has neither
+// a state nor a history gives the others time to lead first.
 func (r *releaser) deferral(n *Snapshot) time.Duration {
 	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
 		r.strangerSince = time.Time{}
@@ -414,8 +414,8 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		// A damaged record of a service that is removed. Balancers that see the release must not find it
-		// any more, so it is deleted with the release, and not after it.
+		// Balancers that see the release must not find a damaged record of a removed service any more.
+		// So it is deleted with the release, and not after it.
 		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
 			p.put.add(clientv3.OpDelete(r.key(key)), 0)
 		}

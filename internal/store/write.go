@@ -183,8 +183,8 @@ func (w *writer) check(n *Snapshot, after Tree) error {
 // prepare returns the snapshot on which the change builds. For a change that fills an empty store,
 // it gives the snapshot a head with a new epoch. It returns an error if the store does not fulfil
 // the conditions of the change. Except for a dry run, the error wraps errConflict if another writer
-// is in the middle of a change. If this writer has died, prepare first removes what it has left. In
-// both cases the attempt must begin anew.
+// is in the middle of a change. If that writer has died, prepare first removes what the writer has
+// left. In both cases the attempt must begin anew.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	check := n.Check
 	if w.change.Replaces {
