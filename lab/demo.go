@@ -233,7 +233,8 @@ func (d *demo) download(ctx context.Context, c *check) (server string, err error
 	return server, compare(body, Content(c.size))
 }
 
-// upload sends a file, compares the one that the server has stored, and removes it.
+// upload sends a file, compares it with the file that the server has stored, and removes the stored
+// one.
 func (d *demo) upload(ctx context.Context, c *check) (server string, err error) {
 	content := Content(c.size)
 	name := fmt.Sprintf("demo-%d", c.number)
@@ -266,7 +267,7 @@ func compare(arrived, sent []byte) error {
 	return nil
 }
 
-// echo sends a datagram, and compares the server's answer.
+// echo sends a datagram, and compares it with the server's answer.
 func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
 	conn, err := d.lab.Node("client").Dial(ctx, "udp", c.service.Address().String())
 	if err != nil {
@@ -297,8 +298,8 @@ type traffic struct {
 	placed         map[desired.Protocol]uint64 // flows that it has placed; empty in a bare lab
 }
 
-// since returns t minus the earlier counts before. It also changes the map placed of t, which the
-// result shares.
+// since returns t minus the earlier counts in before. The result and t share the map placed, so
+// since changes the map of t, too.
 func (t traffic) since(before traffic) traffic {
 	t.packets -= before.packets
 	t.bytes -= before.bytes

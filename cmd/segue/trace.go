@@ -385,7 +385,7 @@ func describeScores(p *inspect.TracedPlacement) string {
 		name += fmt.Sprintf(" (as low: %d others)", equal)
 	}
 	choice := fmt.Sprintf(method.Choice, len(p.Scores.Servers)+p.Scores.Others)
-	text := fmt.Sprintf("%s: %s, unless %s", choice, name, method.Until)
+	text := fmt.Sprintf("%s: %s, unless %s", choice, name, method.Unless)
 	if method.InRow {
 		return fmt.Sprintf("bucket %d of %d: %s", *p.Bucket, p.Buckets, text)
 	}

@@ -35,7 +35,8 @@ func decodedOf(root *yaml.Node, b *desired.Balancer) *decoded {
 
 // reuse sets a service or server to the one that was decoded from the same node before. It returns
 // false if there is none. A reused value has all defaults, and shares memory with the earlier one.
-// If the node of a service has changed, reuse prepares d.servers: its servers may still be reused.
+// If the YAML node of a service has changed, reuse puts its servers that it can reuse into
+// d.servers.
 func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool {
 	switch into := into.Addr().Interface().(type) {
 	case *desired.Service:
@@ -63,9 +64,9 @@ func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool 
 	return true
 }
 
-// serversFor returns the servers of a service, by their nodes, for the changed node now of this
-// service. It returns nil if a field other than servers has changed: the defaults of a server can
-// depend on it.
+// serversFor returns the servers that can be reused, by their YAML nodes, if now is the changed
+// node of the service. It returns nil if a field other than servers has changed: the defaults of a
+// server can depend on it.
 func (s *decodedService) serversFor(now *yaml.Node) map[*yaml.Node]*desired.Server {
 	before := resolved(s.node)
 	if len(before.Content) != len(now.Content) {

@@ -125,7 +125,7 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%d\n", len(f.Text)) // tells where the file ends and the overrides begin
 	sum.Write(f.Text)
-	for _, o := range storedBy(f) {
+	for _, o := range overridesToStore(f) {
 		text, err := json.Marshal(o)
 		if err != nil {
 			panic(err) // overrides have only what JSON can express
@@ -135,8 +135,8 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8]) // 64 bits suffice to tell versions apart
 }
 
-// storedBy returns the overrides that belong in the file of overrides, with the invalid ones.
-func storedBy[D config.State[D]](f *config.Files[D]) []desired.Override {
+// overridesToStore returns the overrides for the file of overrides, with the invalid ones.
+func overridesToStore[D config.State[D]](f *config.Files[D]) []desired.Override {
 	all := slices.Clone(f.Overrides)
 	for _, o := range f.Invalid {
 		all = append(all, o.Override)
@@ -369,7 +369,7 @@ func (c *Controller[D]) prepare(next *config.Files[D]) (*atomicfile.Pending, err
 	if path == "" {
 		return nil, errors.New("the process has no directory for its state, so overrides cannot be stored")
 	}
-	text, err := yaml.Dump(desired.Overrides{Overrides: storedBy(next)})
+	text, err := yaml.Dump(desired.Overrides{Overrides: overridesToStore(next)})
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(path), 0o755)
 	}

@@ -104,13 +104,13 @@ func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	})
 }
 
-// refuseUnstable returns errors if the next start or reload would lead to another state than next.
-// This is possible because the start also reads the overrides that are left out now, and some of
-// them may be valid after the change. The errors name these overrides. If there are none, an
-// override that is left out makes another one invalid. Then the errors name all overrides that are
-// left out.
+// refuseUnstable returns errors if a start or reload after the change would lead to another state
+// than the change, whose state next has. This is possible because the start also reads the
+// overrides that are left out now, and some of them may be valid after the change. The errors name
+// these overrides. If there are none, an override that is left out makes another one invalid. Then
+// the errors name all overrides that are left out.
 func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems fieldpath.Errors) {
-	later, _ := next.WithValid(storedBy(next))
+	later, _ := next.WithValid(overridesToStore(next))
 	if reflect.DeepEqual(later.Desired, next.Desired) {
 		return nil
 	}
@@ -360,8 +360,8 @@ func (d *draft[D]) trimmed(
 		d.override(t).Set = nil
 	}
 	without, others := d.files, d.overrides()
-	// If the overrides without the edited patches are those from before the edits, as they often
-	// are, d.files is the configuration without the edited patches.
+	// without is the configuration without the edited patches. Often it is d.files, because the
+	// overrides without these patches are those of d.files.
 	if !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
 		var err error
 		if without, _, err = d.files.WithOverrides(others); err != nil {

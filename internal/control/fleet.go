@@ -208,8 +208,8 @@ func (f *Fleet) Follow(ctx context.Context, state *store.State) error {
 // noted: the balancer starts with it.
 //
 // The caller must lock the controller's mutex before it reads own or state, and hold it until
-// enforce returns. So if a reload and a new state come at the same time, the later one has the
-// newest of both.
+// enforce returns. So if a reload and a new state come at the same time, the balancer ends with the
+// new file and the new state.
 func (f *Fleet) enforce(
 	ctx context.Context, own *config.BalancerFiles, state *store.State,
 ) (warnings fieldpath.Errors, err error) {

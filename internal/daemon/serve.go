@@ -35,8 +35,8 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 }
 
 // Serve runs a service until the context ends, and tells the service manager when the service is
-// ready. From then on, Serve calls reload for each value from hangups. A value that came before
-// then waits. If reload fails, it must have changed nothing; Serve logs the error.
+// ready. From then on, Serve calls reload for each value from hangups. A value that came earlier
+// waits until then. If reload fails, it must have changed nothing; Serve logs the error.
 //
 // When the context ends, Serve logs the cause, and detach, the command that detaches the data path.
 // If detach is empty, the data path ends with the process.

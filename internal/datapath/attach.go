@@ -54,8 +54,8 @@ func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err e
 }
 
 // claim renames the pins of the links that an earlier process has left on the interfaces of the
-// places, so that each link has the pin of its place. The earlier names differ if interfaces have
-// changed their parts, for example if node.interface has become node.inside.
+// places, so that each link has the pin of its place. A pin has another name if the interface had
+// another hook before, for example if node.interface has become node.inside.
 func (l *Loader) claim(t *Takeover, places []Place) error {
 	for _, place := range places {
 		for _, other := range l.Hooks {

@@ -15,9 +15,9 @@ import (
 
 // The offloads that pass VLAN tags beside frames, for tags of customers and of providers.
 var (
-	// receiving take the tag out of a frame that an interface receives.
+	// The offloads in receiving take the tag out of a frame that an interface receives.
 	receiving = []string{"rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"}
-	// sending leave it to an interface to put the tag into a frame. A veth never does.
+	// Those in sending leave it to an interface to put the tag into a frame. A veth never does so.
 	sending = []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"}
 )
 

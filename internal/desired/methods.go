@@ -151,8 +151,8 @@ func (s Selection) Method() SelectionMethod {
 type AmongMethod struct {
 	Name   Among
 	Choice string // how the server is chosen; a format with %d for the number of servers
-	// Until is the event that can change the choice before the flow arrives.
-	Until string
+	// Unless is the event by which another server is chosen, if it comes before the flow.
+	Unless string
 	// InRow tells whether the servers are those of the flow's row. A persistence that finds flows by
 	// columns requires this.
 	InRow bool
@@ -160,16 +160,16 @@ type AmongMethod struct {
 	ByWeights bool
 }
 
-const untilNextFlow = "another new flow comes first"
+const anotherFlow = "another new flow comes first"
 
 var amongMethods = []AmongMethod{
-	{Name: AmongAll, Choice: "lowest score of all servers (%d)", Until: untilNextFlow},
-	{Name: AmongCandidates, Choice: "lowest score of the bucket's candidates (%d)", Until: untilNextFlow, InRow: true},
-	{Name: AmongTwo, Choice: "lowest score of two random servers (of %d)", Until: untilNextFlow},
-	{Name: AmongThree, Choice: "lowest score of three random servers (of %d)", Until: untilNextFlow},
-	{Name: AmongFour, Choice: "lowest score of four random servers (of %d)", Until: untilNextFlow},
-	{Name: AmongWeighted, Choice: "random by weights, of %d servers", Until: "weights change", ByWeights: true},
-	{Name: AmongTurns, Choice: "in turn by weights, of %d servers", Until: untilNextFlow, ByWeights: true},
+	{Name: AmongAll, Choice: "lowest score of all servers (%d)", Unless: anotherFlow},
+	{Name: AmongCandidates, Choice: "lowest score of the bucket's candidates (%d)", Unless: anotherFlow, InRow: true},
+	{Name: AmongTwo, Choice: "lowest score of two random servers (of %d)", Unless: anotherFlow},
+	{Name: AmongThree, Choice: "lowest score of three random servers (of %d)", Unless: anotherFlow},
+	{Name: AmongFour, Choice: "lowest score of four random servers (of %d)", Unless: anotherFlow},
+	{Name: AmongWeighted, Choice: "random by weights, of %d servers", Unless: "weights change", ByWeights: true},
+	{Name: AmongTurns, Choice: "in turn by weights, of %d servers", Unless: anotherFlow, ByWeights: true},
 }
 
 // Method returns what is known of the set. It is the zero value if no set has the name.

@@ -179,7 +179,7 @@ var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", Er
 
 // check checks a target once, and reports a change of its state. If this host could not make the
 // check, check reports that to Run. The state of the target then changes only by giveUp. late is
-// the time by which the check begins too late.
+// how long after its due time the check begins.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	before, err := s.state, c.attempt(ctx, &w.target)
 	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {

@@ -262,9 +262,9 @@ func removeRoute(f family, index int) error {
 	return errors.Join(route, neighbour)
 }
 
-// ignoring returns err, or nil if it is this error.
-func ignoring(this, err error) error {
-	if errors.Is(err, this) {
+// ignoring returns err, or nil if err is the ignored error.
+func ignoring(ignored, err error) error {
+	if errors.Is(err, ignored) {
 		return nil
 	}
 	return err
@@ -322,7 +322,7 @@ func (state *pathState) checkReturn4(vip netip.Addr, life time.Duration) error {
 	return known().err
 }
 
-// source returns the source address of a family, and sees that the family's route and rule exist.
+// source returns the source address of a family. It ensures that the family's route and rule exist.
 func (state *pathState) source(is4 bool) source {
 	known := func() source {
 		state.mutex.Lock()

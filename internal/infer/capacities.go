@@ -56,7 +56,7 @@ const (
 	MostServed = 32
 	// memory is the time in seconds after which an observation counts e times less.
 	memory = 300
-	// recently is the same time for the recent observations (learned.recent).
+	// recently is the time after which a recent observation (learned.recent) counts e times less.
 	recently = 20
 	// contradiction is the logarithm of the likelihood ratio from which on recent observations show
 	// that a server has changed: 8 is as rare as four standard deviations.
@@ -65,8 +65,8 @@ const (
 	// speed. It counts as much as this number of flows with the average duration on each server.
 	// Values from 1 to 20 make no difference.
 	alike = 4
-	// fewest is the number of flows that must have ended, while their servers had n > 1 flows,
-	// before the time of a service is estimated from them.
+	// fewest is how many flows must have ended on servers with n > 1 flows before the mean time of
+	// a service is estimated from these flows.
 	fewest = 10
 	// patience is a number of flows without a wait that Wait assumes in addition to the observed
 	// flows. So a server of which little is known seems to have no wait.

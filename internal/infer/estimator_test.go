@@ -493,9 +493,9 @@ func TestStateSize(t *testing.T) {
 	}
 }
 
-// TestSavedForOtherNumber checks that the durations in a state stay in proportion if the service has
-// more servers after a restart, although HLB divides them by their sum, and that the kinds of HLB do
-// not take each other's states.
+// TestSavedForOtherNumber checks that the durations in a state stay in proportion if the service
+// has more servers after a restart, although HLB divides them by their sum, and that the kinds of
+// HLB do not take each other's states.
 func TestSavedForOtherNumber(t *testing.T) {
 	fixed := newEstimator(t, HLBFixed, members(2))
 	fixed.Step(0.5, 1)
@@ -550,7 +550,7 @@ func TestSavedFades(t *testing.T) {
 	state := e.Save(0)
 	testhost.Must(t, e.Restore(0, state[:], memory))
 	got, want := e.capacities.servers[0].ends, (100+200+300+5*400)/math.E
-	if math.Abs(got-want) > 1 || math.Abs(e.servers[0].answers.ill-usually) > 1e-3 {
+	if math.Abs(got-want) > 1 || math.Abs(e.servers[0].answers.ill-badPrior) > 1e-3 {
 		t.Errorf("%v ends, want %v; %+v", got, want, e.servers[0].answers)
 	}
 	h := newEstimator(t, HLB, members(2))
@@ -621,8 +621,8 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// TestHomesByWeight checks that configured weights decide how many servers have their home here, and
-// that they do not if capacities are learned.
+// TestHomesByWeight checks that configured weights decide how many servers have their home here,
+// and that they do not if capacities are learned.
 func TestHomesByWeight(t *testing.T) {
 	list := members(40)
 	for s := range 20 {

@@ -54,10 +54,9 @@ func (e *Estimator) toldBy(s *server) float64 {
 	return capacity / (s.load.Busy + 1)
 }
 
-// measureOf returns the queue of a server for GSQ2, and otherwise its weight, by its load (toldBy).
-// If its load is not known, the result is the mean of the servers whose loads are known. If no load
-// is known, the weight of a server is the configured one, as under WCMP. A server that takes no new
-// flows has 0.
+// measureOf returns the queue of a server for GSQ2, and otherwise its weight. If the load of the
+// server is not known, it returns the mean of the servers whose loads are known. If no load is
+// known, the weight is the configured one, as under WCMP. A server that takes no new flows has 0.
 func (e *Estimator) measureOf(s *server) float64 {
 	switch {
 	case s.Weight == 0:

@@ -19,8 +19,8 @@ const (
 	// halfShare and illShare are the shares of good events in relation to a well server.
 	halfShare = 1. / 2
 	illShare  = 1. / 64
-	// usually is the probability of each bad condition if nothing is known.
-	usually = 0.02
+	// badPrior is the probability of each bad condition if nothing is known.
+	badPrior = 0.02
 	// constancy is the mean time in seconds for which a condition lasts. After this time, an
 	// observation says e times less.
 	constancy = 20
@@ -85,13 +85,13 @@ func (o outcome) plus(other outcome, factor float64) outcome {
 }
 
 // unknown is the belief about a server of which nothing is known.
-var unknown = belief{usually, usually}
+var unknown = belief{badPrior, badPrior}
 
 // age lets a time in seconds pass, in which the condition may have changed.
 func (b *belief) age(seconds float64) {
 	left := math.Exp(-seconds / constancy)
-	b.half = left*b.half + (1-left)*usually
-	b.ill = left*b.ill + (1-left)*usually
+	b.half = left*b.half + (1-left)*badPrior
+	b.ill = left*b.ill + (1-left)*badPrior
 }
 
 // learn takes the events of a window into account. The second argument is the least share of good
@@ -136,21 +136,21 @@ type conduct struct {
 // comparedFor is the time in seconds after which an event is compared e times less.
 const comparedFor = 2
 
-// judge updates one belief of each server after a window of the given time in seconds. The function
-// conductOf returns this belief of a server, whose field now has the events of the window. judge
-// compares each server with the sums of the other servers.
-func judge(servers []server, conductOf func(*server) *conduct, seconds float64) {
+// judge updates one belief about each server after a window of the given time in seconds. The
+// function beliefAbout returns this belief, whose field now has the events of the window. judge
+// compares the events of each server with the sums of those of the other servers.
+func judge(servers []server, beliefAbout func(*server) *conduct, seconds float64) {
 	var now, recent outcome
 	left := math.Exp(-seconds / comparedFor)
 	for i := range servers {
-		c := conductOf(&servers[i])
+		c := beliefAbout(&servers[i])
 		c.now = c.now.compared()
 		c.recent = c.now.plus(c.recent, left)
 		now, recent = now.plus(c.now, 1), recent.plus(c.recent, 1)
 	}
 	// Without the server's own events, the sums are those of the other servers.
 	for i := range servers {
-		c := conductOf(&servers[i])
+		c := beliefAbout(&servers[i])
 		c.age(seconds)
 		c.learn(c.now, leastGood(now.plus(c.now, -1), recent.plus(c.recent, -1)))
 	}

@@ -132,7 +132,7 @@ func TestLower(t *testing.T) {
 func TestBeliefFades(t *testing.T) {
 	b := belief{0, 0.9}
 	b.age(constancy)
-	if want := 0.9/math.E + usually*(1-1/math.E); !near(b.ill, want) {
+	if want := 0.9/math.E + badPrior*(1-1/math.E); !near(b.ill, want) {
 		t.Errorf("%+v, want %v", b, want)
 	}
 }
@@ -198,8 +198,8 @@ func TestSuspectsBeginSlowly(t *testing.T) {
 	}
 }
 
-// TestAftermath checks that flows do not count for the capacity of a server that is suspect, nor until
-// the flows of the fault have fallen silent, also after a restart of the balancer.
+// TestAftermath checks that flows do not count for the capacity of a server that is suspect, nor
+// until the flows of the fault have fallen silent, also after a restart of the balancer.
 func TestAftermath(t *testing.T) {
 	for _, restarts := range []bool{false, true} {
 		e := newEstimator(t, TerritoryLearned, members(2))

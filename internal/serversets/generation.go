@@ -68,8 +68,8 @@ func (g Generations) Next(services []desired.Service) Generations {
 	return g.NextOf(services, func(string) bool { return true })
 }
 
-// NextOf is Next if the caller knows which services may have changed: the function changed returns
-// true for their names. NextOf does not compare the sets of other services that have a generation.
+// NextOf returns the same as Next, and is faster. The function changed returns true for the names
+// of the services that may have changed. Other services keep the generation that they have.
 func (g Generations) NextOf(services []desired.Service, changed func(name string) bool) Generations {
 	next := make(Generations, len(services))
 	for i := range services {

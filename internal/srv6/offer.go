@@ -82,7 +82,7 @@ func (o Offer) String() string {
 		text = "no column"
 	}
 	if o.Next != 0 {
-		text += fmt.Sprintf(", %d busy", o.Next-1)
+		text += fmt.Sprintf(", %d busy", o.Next-1) // without the offered connection
 		if o.Capacity != 0 {
 			text += fmt.Sprintf(" of %d", o.Capacity)
 		}

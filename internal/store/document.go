@@ -129,11 +129,11 @@ func (d *Document) Tree() (Tree, error) {
 			if !isMapping {
 				return nil, fmt.Errorf("%s: must be a mapping", at)
 			}
-			of, err := nameIn(server, at)
+			serverName, err := nameIn(server, at)
 			if err != nil {
 				return nil, err
 			}
-			if err := t.put(keyOf(serversKey, name, of), without(server, "name")); err != nil {
+			if err := t.put(keyOf(serversKey, name, serverName), without(server, "name")); err != nil {
 				return nil, err
 			}
 		}
@@ -171,9 +171,9 @@ func (t Tree) WithOverridesOf(other Tree) Tree {
 }
 
 // isAdopted tells whether a key has an override that adds a service which the tree itself has, or
-// an override that adds a server of such a service. A server's override counts only if
-// splitServersOff has moved the servers out of the service's override. If this override still lists
-// servers, the overrides that add servers were made independently of it.
+// an override that adds a server of such a service. A server's override counts only if it was split
+// off the service's override (splitServersOff). If the service's override still lists servers, none
+// was split off: the overrides that add servers were made independently of it.
 func (t Tree) isAdopted(key string) bool {
 	if treeOf(key) != overridesKey {
 		return false

@@ -31,8 +31,8 @@ const (
 	generationInterval = 10 * time.Second
 	// strangerPause is how long a balancer without history leaves the lease to others, if the store
 	// has no generations. By then, a balancer with a history has connected again. After an outage, it
-	// may have just begun its longest pause. A pause of gRPC and an attempt to connect can follow, each
-	// of longestDial. If the balancer's next request fails, too, another longestPause follows.
+	// may have just begun its longest pause. A pause of gRPC and an attempt to connect can follow,
+	// each of longestDial. If the balancer's next request fails, too, another longestPause follows.
 	strangerPause = 2*longestPause + 2*longestDial
 	// cannotLeadPause is how long a balancer does not take the lease again after it has found that it
 	// cannot follow the content. The pause ends earlier if the content changes.
@@ -73,8 +73,8 @@ type beginning struct {
 }
 
 // run takes the lease whenever nobody has it, and then releases changes, until the context ends. It
-// makes a pause if defers demands one, or if hold has failed. During a pause, it does not take the
-// lease.
+// makes a pause if deferral demands one, or if hold has failed. During a pause, it does not take
+// the lease.
 func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 	var newest *Snapshot
 	again := time.NewTimer(0) // fires when a pause ends
@@ -95,13 +95,13 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		case <-again.C:
 			isPausing = false
 		}
-		// If this balancer has lost its lease, the key leader may still exist, with this balancer's token.
-		// Then nobody else has the lease.
+		// If this balancer has lost its lease, the key leader may still exist, with this balancer's
+		// token. Then nobody else has the lease.
 		isTaken := newest.leader != "" && newest.leader != r.token
 		if isTaken || newest.Check() != nil {
 			continue
 		}
-		if wait := r.defers(newest); wait > 0 {
+		if wait := r.deferral(newest); wait > 0 {
 			isPausing = true
 			again.Reset(wait)
 			continue
@@ -129,11 +129,11 @@ func (r *releaser) pauseAfter(err error) time.Duration {
 	return longestPause
 }
 
-// defers returns for how long this balancer leaves the lease to others. If the result is not more
-// than 0, the balancer may take the lease now. If the store has lost its content, the history of
-// the first leader becomes that of the fleet. So if the store has no generations, a balancer that
-// has neither a state nor a history gives the others time to lead first.
-func (r *releaser) defers(n *Snapshot) time.Duration {
+// deferral returns for how long this balancer leaves the lease to others. If the result is not more
+// than 0, the balancer may take the lease now. If the store has no generations, for example because
+// it has lost its content, the fleet gets those of the first leader. So a balancer that has neither
+// a state nor a history gives the others time to lead first.
+func (r *releaser) deferral(n *Snapshot) time.Duration {
 	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
 		r.strangerSince = time.Time{}
 		return 0
@@ -414,8 +414,8 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		// A damaged record of a service that is removed. Balancers that see the release must not find it
-		// any more, so it is deleted with the release, and not after it.
+		// Balancers that see the release must not find a damaged record of a removed service any more.
+		// So it is deleted with the release, and not after it.
 		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
 			p.put.add(clientv3.OpDelete(r.key(key)), 0)
 		}

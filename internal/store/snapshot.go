@@ -129,7 +129,7 @@ func (n *Snapshot) checkForReplacing() error {
 	return n.check(func(key string) bool { return treeOf(key) == "" })
 }
 
-// check is Check that considers the values of some keys only.
+// check does the work of Check for the keys for which considers returns true.
 func (n *Snapshot) check(considers func(key string) bool) error {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if !considers(key) {
@@ -147,10 +147,10 @@ func (n *Snapshot) check(considers func(key string) bool) error {
 	return nil
 }
 
-// unreadable returns removals of the keys of services, servers and overrides whose values are not
-// valid and that the content after does not have. Tree leaves out such keys, so changesTo does not
-// find their removal.
-func (n *Snapshot) unreadable(after Tree) (all []changed) {
+// unreadableRemovals returns the removals of unreadable keys by a change to the content after. A
+// key of a service, server or override is unreadable if its value is not valid. Tree leaves out
+// such keys, so changesTo does not find their removal.
+func (n *Snapshot) unreadableRemovals(after Tree) (all []changed) {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {
 			all = append(all, changed{key, nil})

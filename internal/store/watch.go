@@ -167,7 +167,7 @@ func (s *Store) receive(
 // reports whether it answers. A store that is only slow is still the same store, so the watch goes
 // on. probe returns an error in three cases: the store cannot be reached, the store may be another
 // one than the one that is being watched, or the watch does not deliver the changes. hasAnswered
-// tells whether the store has answered before.
+// tells whether the store has answered a probe before the error.
 func (s *Store) probe(
 	ctx context.Context, cluster uint64, revision int64, seen latest[position], link *link,
 	reachable func(error),

@@ -119,7 +119,7 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 		return Version{}, err
 	}
 	// before lacks the unreadable keys, so changesTo does not find their removal.
-	changes := append(before.changesTo(after), n.unreadable(after)...)
+	changes := append(before.changesTo(after), n.unreadableRemovals(after)...)
 	batches := w.batches(n, changes, next.Change)
 	switch {
 	case len(batches) == 0 && n.head.Change > 0: // nothing to change; a first change writes its head
@@ -183,8 +183,8 @@ func (w *writer) check(n *Snapshot, after Tree) error {
 // prepare returns the snapshot on which the change builds. For a change that fills an empty store,
 // it gives the snapshot a head with a new epoch. It returns an error if the store does not fulfil
 // the conditions of the change. Except for a dry run, the error wraps errConflict if another writer
-// is in the middle of a change. If this writer has died, prepare first removes what it has left. In
-// both cases the attempt must begin anew.
+// is in the middle of a change. If that writer has died, prepare first removes what the writer has
+// left. In both cases the attempt must begin anew.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	check := n.Check
 	if w.change.Replaces {
@@ -252,7 +252,8 @@ type batches struct {
 	bytes int // of the last group
 }
 
-// add adds an operation whose value has a number of bytes.
+// add adds an operation whose value has the given number of bytes. If the last batch has no room
+// for the operation, add begins a batch.
 func (b *batches) add(operation clientv3.Op, bytes int) {
 	last := len(b.ops) - 1
 	if last < 0 || len(b.ops[last]) >= batchKeys || b.bytes+bytes > batchBytes {

@@ -53,7 +53,7 @@ func (s *schedule) round(g *grid) {
 	if exhausted {
 		c.walks = slices.DeleteFunc(c.walks, func(w walk) bool { return w.left == 0 })
 	}
-	c.half += 2
+	c.half += 2 // the next turn of these servers is 1/weight later
 	if len(c.walks) == 0 {
 		last := len(*s) - 1
 		(*s)[0] = (*s)[last]
@@ -79,8 +79,9 @@ func (s schedule) sink() {
 	}
 }
 
-// before compares the times of the next turns. At the same time, the class with the larger weight
-// comes first. The comparison is exact: half is at most 2·MaxBuckets + 1, so the products fit.
+// before compares the times of the next turns, which are half/(2·weight). At the same time, the
+// class with the larger weight comes first. The comparison is exact: half is at most
+// 2·MaxBuckets + 1, so the products fit.
 func (c *class) before(d *class) bool {
 	a, b := c.half*d.weight, d.half*c.weight
 	return a < b || a == b && c.weight > d.weight

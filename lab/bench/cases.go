@@ -362,7 +362,7 @@ func quicForm() *desired.QUIC {
 }
 
 // hintCase uses packets of known flows with persistence hint, in random order. About one flow in 40
-// follows no hint, because its set has no room, or because its hint is shared
+// follows no hint, because its set of the hint table has no room, or because its hint is shared
 // (docs/operate/stateless.md).
 func hintCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceHint

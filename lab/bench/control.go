@@ -192,7 +192,7 @@ func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lb.stop()) }()
-	used, err := lb.used()
+	used, err := lb.cpuTime()
 	if err != nil {
 		return nil, err
 	}
@@ -343,7 +343,7 @@ func (c *controlled) stop() error {
 
 // measure runs a command of segue, and returns its times.
 func (c *controlled) measure(ctx context.Context, arguments []string) (t ControlTime, err error) {
-	before, err := c.used()
+	before, err := c.cpuTime()
 	if err != nil {
 		return t, err
 	}
@@ -352,13 +352,13 @@ func (c *controlled) measure(ctx context.Context, arguments []string) (t Control
 		return t, err
 	}
 	t.Wall = time.Since(start)
-	after, err := c.used()
+	after, err := c.cpuTime()
 	t.Process = after - before
 	return t, err
 }
 
-// used returns the CPU time of all threads of the balancer's process.
-func (c *controlled) used() (time.Duration, error) {
+// cpuTime returns the CPU time of all threads of the balancer's process.
+func (c *controlled) cpuTime() (time.Duration, error) {
 	// The number of a process's CPU clock, as clock_getcpuclockid(3) computes it.
 	const schedulerTime = 2 // CPUCLOCK_SCHED
 	clock := int32(^c.cmd.Process.Pid<<3 | schedulerTime)

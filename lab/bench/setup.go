@@ -127,9 +127,9 @@ type rig struct {
 	// same tables as program. loadStep loads the program for a step.
 	steps    map[string]*ebpf.Program
 	loadStep func(step string) (*ebpf.Program, error)
-	balancer *balancer.Rehearsal // nil without a balancer; then config, serves and view are not set
+	balancer *balancer.Rehearsal // nil without a balancer; then config, service and view are not set
 	config   *desired.Balancer   // the balancer's present configuration
-	serves   service             // the only service in config
+	service  service             // the only service in config
 	view     *inspect.View       // of the balancer's tables; nil with the reference program
 	next     uint64              // number of the next flow that is not used yet
 	// count returns the number of packets counted under a reason. It is nil if there are no
@@ -216,15 +216,15 @@ func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), insta
 // makeBalancer makes a balancer, without a daemon, and takes its program. With setupReference, the
 // reference program takes the place of the balancer's program.
 func (r *rig) makeBalancer(s *setup) (err error) {
-	r.serves = usual(s.family, desired.TCP)
-	r.serves.servers = s.servers
+	r.service = usual(s.family, desired.TCP)
+	r.service.servers = s.servers
 	// A persistence other than table is measured with placement hunt, until serve changes the
 	// service.
-	r.serves.persistence = s.persistence
+	r.service.persistence = s.persistence
 	if s.persistence != "" {
-		r.serves.placement = desired.PlacementHunt
+		r.service.placement = desired.PlacementHunt
 	}
-	r.config = balancerConfig(s, r.serves)
+	r.config = balancerConfig(s, r.service)
 	quiet := slog.New(slog.DiscardHandler)
 	if r.balancer, err = balancer.NewRehearsal(r.config, desired.Secrets{}, quiet); err != nil {
 		return err
@@ -236,8 +236,8 @@ func (r *rig) makeBalancer(s *setup) (err error) {
 	if s.kind == setupReference {
 		return r.useReference(s.capacity)
 	}
-	if s.changed { // replace the servers of the first service by others
-		after := r.serves
+	if s.changed { // replace the servers of the service by others
+		after := r.service
 		after.changed = true
 		if err := r.apply(after); err != nil {
 			return err
@@ -353,7 +353,7 @@ func addServers(c *desired.Service, first, count int) {
 // orders the servers of s by load reports, serve also sends it a report of each server. It does
 // nothing if the rig has no balancer, or if the balancer has this service already.
 func (r *rig) serve(h *host, s service) error {
-	if r.balancer == nil || r.serves == s {
+	if r.balancer == nil || r.service == s {
 		return nil
 	}
 	if err := r.apply(s); err != nil {
@@ -378,7 +378,7 @@ func (r *rig) apply(s service) error {
 		r.program = r.balancer.Program()
 		clear(r.steps) // upTo loads them again: the loaded ones may lack what the service needs
 	}
-	r.config, r.serves = &next, s
+	r.config, r.service = &next, s
 	return nil
 }
 
@@ -611,7 +611,7 @@ func (r *rig) fillHints(ctx context.Context, h *host, s *setup) error {
 		flows := min(fillChunk, uint64(s.capacity)-r.next)
 		var all []traffic
 		for i := 1; i <= serverCount; i++ {
-			all = append(all, signalFrom(r.serves, i, 0))
+			all = append(all, signalFrom(r.service, i, 0))
 		}
 		for _, t := range append(all, ack) {
 			if err := ctx.Err(); err != nil {

@@ -129,9 +129,9 @@ func (t *testRuns) sourceOf(way Way) (*source, error) {
 // mix changes a source to new connections that a balancer with this placement handles. Of the three
 // packets of a connection, the second and the third are of a known flow.
 func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) {
-	serves := usual(ipv6, desired.TCP)
-	serves.placement, serves.servers = placement, mixServers
-	if err := t.mixed.serve(t.hosts[0], serves); err != nil {
+	svc := usual(ipv6, desired.TCP)
+	svc.placement, svc.servers = placement, mixServers
+	if err := t.mixed.serve(t.hosts[0], svc); err != nil {
 		return nil, err
 	}
 	// Remove the flows of earlier measurements: without agents, they stay in the table for long.

@@ -57,7 +57,7 @@ func TestSpeedupOfUnsteadyCores(t *testing.T) {
 // A frame that the host itself sends does not count as a generator's.
 func TestFlowing(t *testing.T) {
 	before := []uint64{1000, 1000, 1000}
-	if got := flowing(before, []uint64{1003, 5000, 1000}); got != 1 {
+	if got := arrivingCPUs(before, []uint64{1003, 5000, 1000}); got != 1 {
 		t.Errorf("packets flow on %d CPUs, want 1", got)
 	}
 }

@@ -129,7 +129,7 @@ func (b *testbed) sample(
 // duration of a measurement. It returns errEarly if the context ends before that: then a generator
 // has ended. During the measurement it sleeps, so that it takes no CPU time from the generators.
 func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float64, error) {
-	first, start, err := b.awaitFlow(ctx, before, cores)
+	first, start, err := b.awaitArrivals(ctx, before, cores)
 	if err != nil {
 		return 0, err
 	}
@@ -149,9 +149,9 @@ func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float6
 // errEarly is the error if a generator ended before the end of the measurement.
 var errEarly = errors.New("the generators ended before enough was seen of them")
 
-// awaitFlow waits until packets arrive on the given number of cores. It returns the arrivals by CPU
-// until then, and the present time. It returns errEarly if the context ends before.
-func (b *testbed) awaitFlow(
+// awaitArrivals waits until packets arrive on the given number of cores. It returns the arrivals by
+// CPU until then, and the present time. It returns errEarly if the context ends before.
+func (b *testbed) awaitArrivals(
 	ctx context.Context, before []uint64, cores int,
 ) (first []uint64, start time.Time, err error) {
 	tick := time.NewTicker(time.Millisecond)
@@ -163,7 +163,7 @@ func (b *testbed) awaitFlow(
 		case <-tick.C:
 		}
 		now, err := b.arrivals()
-		if err != nil || flowing(before, now) >= cores {
+		if err != nil || arrivingCPUs(before, now) >= cores {
 			return now, time.Now(), err
 		}
 	}
@@ -173,8 +173,8 @@ func (b *testbed) awaitFlow(
 // starts, such as neighbour solicitations.
 const strays = 100
 
-// flowing returns the number of CPUs on which packets of a generator have arrived.
-func flowing(before, now []uint64) (cpus int) {
+// arrivingCPUs returns the number of CPUs on which packets of a generator have arrived.
+func arrivingCPUs(before, now []uint64) (cpus int) {
 	for cpu := range now {
 		if now[cpu] > before[cpu]+strays {
 			cpus++

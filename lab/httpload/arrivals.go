@@ -59,7 +59,7 @@ type Day struct {
 	Curve sim.Curve
 }
 
-// Factor implements sim.Curve.
+// Factor implements sim.Curve. The argument is the time in seconds since the start of the run.
 func (d Day) Factor(at float64) float64 {
 	at = d.Start.Seconds() + at*float64(day)/float64(d.Length)
 	return d.Curve.Factor(math.Mod(at, day.Seconds()))

@@ -38,11 +38,11 @@ type connection struct {
 	// serial is the number of the connection. Each event of epoll contains the serial of its
 	// connection. So the generator can ignore events of an earlier connection with the same
 	// descriptor.
-	serial int32
-	phase  phase
-	target *Target
-	idle   bool // held open without requests
-	left   bool // the server has closed the connection, after the response
+	serial  int32
+	phase   phase
+	target  *Target
+	idle    bool // held open without requests
+	isEnded bool // the server has closed the connection, after the response
 
 	request  request
 	unsent   []byte // the rest of the request, which the socket has not taken yet

@@ -56,7 +56,7 @@ func (g *generator) handle(c *connection, events uint32) {
 		g.connected(c)
 	}
 	if c.phase == returning { // the response is complete; only the end of the connection matters
-		c.left = c.left || events&broken != 0
+		c.isEnded = c.isEnded || events&broken != 0
 		return
 	}
 	if len(c.unsent) > 0 && c.phase == requesting && events&unix.EPOLLOUT != 0 {
@@ -77,15 +77,15 @@ func (g *generator) connected(c *connection) {
 		g.deadlines.clear(c)
 		return
 	}
-	if !g.travels(c, accepted) {
+	if !g.beginTrip(c, accepted) {
 		g.request(c)
 	}
 }
 
-// travels puts a connection into phase p, for as long as a reply would take to a distant client.
-// The phase ends in expire. If clients are not distant (Config.RoundTrip is nil), travels does
+// beginTrip puts a connection into phase p, for as long as a reply would take to a distant client.
+// The phase ends in expire. If clients are not distant (Config.RoundTrip is nil), beginTrip does
 // nothing and returns false.
-func (g *generator) travels(c *connection, p phase) bool {
+func (g *generator) beginTrip(c *connection, p phase) bool {
 	if g.RoundTrip == nil {
 		return false
 	}
@@ -121,7 +121,7 @@ func (g *generator) read(c *connection, ending bool) {
 		}
 		g.received(c, g.buffer[:n])
 		if c.phase == returning { // the response is complete; what follows does not matter
-			c.left = ending
+			c.isEnded = ending
 			return
 		}
 		if n < len(g.buffer) && !ending { // the socket is empty
@@ -153,7 +153,7 @@ func (g *generator) received(c *connection, p []byte) {
 func (g *generator) ended(c *connection) {
 	switch {
 	case c.phase == requesting && c.response.end():
-		c.left = true
+		c.isEnded = true
 		g.answered(c, false)
 	case c.phase == accepted:
 		g.fail(c, Short,
@@ -172,7 +172,7 @@ func (g *generator) ended(c *connection) {
 // answered handles the end of a response. reusable tells whether the connection can take further
 // requests.
 func (g *generator) answered(c *connection, reusable bool) {
-	if !g.travels(c, returning) {
+	if !g.beginTrip(c, returning) {
 		g.complete(c, reusable)
 	}
 }
@@ -199,7 +199,7 @@ func (g *generator) complete(c *connection, reusable bool) {
 	g.pending--
 	g.finish(&r, &o)
 	switch {
-	case c.left:
+	case c.isEnded:
 		g.release(c)
 	case !reusable:
 		c.phase = closing

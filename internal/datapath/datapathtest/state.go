@@ -154,7 +154,7 @@ func readMemory(m *ebpf.Map) (map[string][]byte, error) {
 }
 
 // readInner reads the ID and the elements of an inner map. Tables of columns have too many words
-// for a system call each, and for a map.
+// for a system call each, and for a Go map.
 func readInner(m *ebpf.Map) ([]byte, error) {
 	info, err := m.Info()
 	if err != nil {

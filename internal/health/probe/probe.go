@@ -30,9 +30,9 @@ const (
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
 	// UnansweredOffers is the least score with which a server is suspect. A server reaches it by
-	// this many offers in a row without an answer. A server is also suspect if its share of the
-	// connections is at least UnansweredOffers, it has accepted none, and the service has lost at
-	// least half as many (see share).
+	// this many offers in a row without an answer. A server is also suspect if it has accepted no
+	// connection while its equal share of the service's connections was at least UnansweredOffers,
+	// and the service has lost at least half as many connections as this share (see share).
 	UnansweredOffers = 20
 	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3

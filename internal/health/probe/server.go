@@ -95,7 +95,7 @@ func (s *server) noteSignals(now uint64) {
 // The score is a cumulative sum (Page, "Continuous inspection schemes", 1954). It rises by one for
 // each offer without an answer, and falls by answerWorth for each offer with one. So it stays near
 // zero while more than three of four offers are answered, even if a tenth of all packets is lost.
-// It is bounded, so that the first answered offers have an effect.
+// The score is bounded, so that the first answered offers have an effect.
 //
 // A server may refuse half of its offers, as under policy `dynamic`, and drop the connections of
 // the other half. Other servers answer the refused half. The server is still suspect: half of its

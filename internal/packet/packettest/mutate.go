@@ -15,10 +15,11 @@ const ethernetLength = 14
 // requires that a frame fits into a page, with 256 bytes before it and a trailer of the kernel.
 const MaxFrame = 2048
 
-// Mutate returns a frame with one to four changes. A change sets a bit, a byte or a length field,
-// adds or removes a header, cuts or extends the end, or takes a part from one of the others. A
-// change of the frame's length often corrects the length in the IP header, so that mutants pass the
-// first check. Mutate does not change the frame itself. The result has at least an Ethernet header.
+// Mutate returns a frame with one to four changes. A change flips a bit, sets a byte or a length
+// field, cuts or extends the end, inserts a header, deletes some bytes, or takes over a part of one
+// of the other frames. A change of the frame's length often corrects the length in the IP header,
+// so that mutants pass the first check. Mutate does not change the frame itself. The result has at
+// least an Ethernet header.
 func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
 	m := mutant{random, slices.Clone(frame)}
 	for range 1 + random.IntN(4) {
@@ -257,7 +258,7 @@ func (m *mutant) nest(other []byte) {
 // Mutants returns the frame, padded or cut to a valid length. Unless the seed is 0, it also returns
 // n more frames. The result depends only on the arguments. About half of these n come from the
 // frame itself, so that they meet the state that the frame has left in a data path. The rest come
-// from the others. Seven of eight are mutants, and one of eight is unchanged.
+// from the other frames. Seven of eight are mutants, and one of eight is unchanged.
 func Mutants(frame []byte, seed uint64, n int, others [][]byte) [][]byte {
 	frame = fit(slices.Clone(frame))
 	frames := [][]byte{frame}

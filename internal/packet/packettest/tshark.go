@@ -111,8 +111,8 @@ func dissection(tree map[string]any, fields []string) Dissection {
 	return d
 }
 
-// collect adds to into the values of all fields below a node of tshark's tree, by the names of the
-// fields. An inner node has no value, so collect adds only its name.
+// collect adds the values of all fields below a node of tshark's tree to the map into, by the names
+// of the fields. An inner node has no value, so collect adds only its name.
 func collect(node any, into map[string][]string) {
 	switch n := node.(type) {
 	case []any:

@@ -19,7 +19,7 @@ type Proxy struct {
 	mu      sync.Mutex
 	to      *Server
 	delay   time.Duration
-	flows   chan struct{} // closed: packets pass
+	uncut   chan struct{} // closed while data passes
 	muted   bool          // answers are dropped
 	refuses bool          // connections end at once
 	closed  bool
@@ -36,11 +36,11 @@ func NewProxy(t testing.TB, to *Server) *Proxy {
 	return Serve(t, listener, to)
 }
 
-// Serve is NewProxy on a listener, which may be of another network namespace.
+// Serve starts a proxy on a listener, which may be of another network namespace.
 func Serve(t testing.TB, listener net.Listener, to *Server) *Proxy {
 	t.Helper()
-	p := &Proxy{listener: listener, to: to, flows: make(chan struct{}), sockets: map[net.Conn]bool{}}
-	close(p.flows)
+	p := &Proxy{listener: listener, to: to, uncut: make(chan struct{}), sockets: map[net.Conn]bool{}}
+	close(p.uncut)
 	p.wait.Go(p.accept)
 	t.Cleanup(p.close)
 	return p
@@ -61,8 +61,8 @@ func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
-	case <-p.flows:
-		p.flows = make(chan struct{})
+	case <-p.uncut:
+		p.uncut = make(chan struct{})
 	default: // cut already
 	}
 }
@@ -93,9 +93,9 @@ func (p *Proxy) Heal() {
 	}
 	p.muted, p.refuses = false, false
 	select {
-	case <-p.flows:
+	case <-p.uncut:
 	default:
-		close(p.flows)
+		close(p.uncut)
 	}
 }
 
@@ -150,10 +150,10 @@ func (p *Proxy) forward(to, from net.Conn, isAnswer bool) {
 			return
 		}
 		p.mu.Lock()
-		delay, flows, drops := p.delay, p.flows, p.muted && isAnswer
+		delay, uncut, drops := p.delay, p.uncut, p.muted && isAnswer
 		p.mu.Unlock()
 		time.Sleep(delay)
-		<-flows // waits while the proxy is cut
+		<-uncut // waits while the proxy is cut
 		if drops {
 			continue
 		}
@@ -190,9 +190,9 @@ func (p *Proxy) close() {
 	p.mu.Lock()
 	p.closed = true
 	select {
-	case <-p.flows:
+	case <-p.uncut:
 	default:
-		close(p.flows)
+		close(p.uncut)
 	}
 	for c := range p.sockets {
 		_ = c.Close()

@@ -9,7 +9,7 @@ func TestCutTwice(t *testing.T) {
 	t.Parallel()
 	p := NewProxy(t, &Server{})
 	p.Cut()
-	first := p.flows
+	first := p.uncut
 	p.Cut()
 	p.Heal()
 	select {
