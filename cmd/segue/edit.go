@@ -138,8 +138,7 @@ service, the name of its service.`,
 	},
 }
 
-// namesOf returns a function for view.names, which reads all items by a client, and returns their
-// names.
+// namesOf returns a function for view.names. It reads all items, and returns their names.
 func namesOf[T any](
 	read func(*api.Client, context.Context) ([]T, error), names func([]T) []string,
 ) func(context.Context, *api.Client) ([]string, error) {
@@ -149,8 +148,7 @@ func namesOf[T any](
 	}
 }
 
-// listOf returns a function for view.list, which reads all items by a client, and prints them as a
-// table or as JSON.
+// listOf returns a function for view.list. It reads all items, and prints them as a table or JSON.
 func listOf[T any](
 	read func(*api.Client, context.Context) ([]T, error), list func(io.Writer, []T), object func([]T) any,
 ) func(context.Context, *api.Client, io.Writer, bool) error {

@@ -56,8 +56,8 @@ func elsewhereError(instance string) error {
 	return unknownHere(&l)
 }
 
-// unknownHere returns an error that says where to run the command for an agent whose sockets cannot
-// be seen in this network namespace.
+// unknownHere returns an error about an agent whose sockets cannot be seen here. It says why, and
+// where to run the command.
 func unknownHere(l *datapath.Located) error {
 	switch {
 	case l.Attachment == nil:
