@@ -46,8 +46,9 @@ static __always_inline __s32 serial_difference(__u32 a, __u32 b)
 }
 
 /*
- * The code of a load: connections per unit of capacity in sixteenths, rounded up. Values up to 31
- * are exact; larger ones have five significant bits. accept.Code is the same in Go.
+ * The code of a load: the connections per unit of capacity after one more connection, in
+ * sixteenths, rounded up. 0: the load is unknown. Values up to 31 are exact; larger ones have five
+ * significant bits. accept.Code is the same in Go.
  */
 static __always_inline __u8 load_code(struct known_load load)
 {

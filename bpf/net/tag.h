@@ -67,8 +67,8 @@ static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 s
 	return signal;
 }
 
-/* Returns the tag of a signal: the first 48 bits of the hash, as sid_low_argument() returns them.
- * Not inlined: the verifier walks it once. */
+/* Returns the tag of a signal: the first 48 bits of the hash, in the form of a SID's argument. The
+ * hash leaves out the report if there is none. Not inlined: the verifier walks it once. */
 __noinline __u64 make_tag(const struct tagged *signal, const struct siphash_key *key)
 {
 	const __u64 *message = (const __u64 *)signal;

@@ -51,7 +51,8 @@ static __always_inline const void *bytes_end(const struct xdp_md *ctx)
  * Walks the options of the TCP header at an offset in the frame. Returns the offset of the
  * timestamps in the frame; 0: there are none. Options behind a malformed one do not count. Not
  * inlined: the verifier walks it once, and almost no packet needs it. The position is hidden from
- * the verifier (forget), which would otherwise walk each sequence of positions.
+ * the verifier (forget), which would otherwise walk each sequence of positions. The masks give it
+ * bounds.
  */
 __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
 {
@@ -85,8 +86,9 @@ __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
 }
 
 /*
- * Finds the timestamps of the TCP header at an offset in the frame (transport_offset). The header
- * must be whole, as parse_transport() checks. NULL: there are none.
+ * Finds the timestamps of the TCP header at an offset in the frame (transport_offset). First it
+ * looks where nearly all packets other than SYNs have them: at the beginning of the options, behind
+ * two NOPs. The header must be whole, as parse_transport() checks. NULL: there are none.
  */
 static __always_inline struct timestamps *find_timestamps(struct xdp_md *ctx, __u32 tcp)
 {

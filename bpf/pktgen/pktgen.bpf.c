@@ -47,7 +47,7 @@ __u64 limit; /* number of frames to send */
 __u64 due;   /* when to send the next packet, on the monotonic clock */
 
 /* Chooses the flow of the next packet: the variable bits of its port, and above them those of its
- * address. */
+ * address. If no number of flows is set, all of these bits are random. */
 static __always_inline __u64 next_flow(void)
 {
 	if (!flow_count)
@@ -121,8 +121,9 @@ static __always_inline bool set_flow(void *data, void *end, __u64 flow)
 	return add_to_checksum(data, end, checksum, added + number);
 }
 
-/* Whether the next packet is due later. If not, it sets the time when the packet after it is due. A
- * packet that is late by MAX_LATE delays those after it, which would otherwise leave at once. */
+/* Whether the next packet is due later. If it is due now, sets `due` for the packet after it. A
+ * packet that is late by MAX_LATE also delays the packets after it. Otherwise all of these would
+ * leave at once. */
 static __always_inline bool too_early(void)
 {
 	__u64 now;

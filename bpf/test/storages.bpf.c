@@ -17,6 +17,7 @@ struct bpf_iter__bpf_sk_storage_map {
 
 volatile __u32 sockets;
 
+/* Runs for each storage, and once more without a value at the end. */
 SEC("iter/bpf_sk_storage_map")
 int count_storages(struct bpf_iter__bpf_sk_storage_map *at)
 {

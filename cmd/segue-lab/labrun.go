@@ -137,8 +137,8 @@ type listedExperiment struct {
 }
 
 // listExperiments prints all experiments, and how long each of them takes with the options. As
-// text, it also prints how long each set takes, without the experiments that cannot run with the
-// options or need further input.
+// text, it also prints how long each set takes. An experiment counts for its set if it can run with
+// the options and needs no further input.
 func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
 	all := []listedExperiment{}
 	total := map[testbed.Set]time.Duration{}

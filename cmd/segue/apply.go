@@ -14,7 +14,7 @@ import (
 )
 
 func newApply() *cobra.Command {
-	t := target{givesAll: true}
+	t := target{replacesAll: true}
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
 		Short: "Change the services of a running balancer or agent to those of a configuration file",
@@ -54,7 +54,7 @@ var errDifferent = errors.New("the services of the process differ from the file"
 
 func newDiff() *cobra.Command {
 	// A dry run removes nothing, so diff needs no limit for removals.
-	t := target{dryRun: true, givesAll: true, allowRemovals: true}
+	t := target{dryRun: true, replacesAll: true, allowRemovals: true}
 	cmd := &cobra.Command{
 		Use:   "diff FILE",
 		Short: "Show how the services of a running balancer or agent differ from a configuration file",

@@ -93,7 +93,8 @@ type checkOptions struct {
 	allow                 []string
 }
 
-// validate returns an error if the flags exclude each other, or cannot be used with so many files.
+// validate returns an error if the flags exclude each other, or cannot be used with this number of
+// files.
 func (o *checkOptions) validate(files int) error {
 	switch {
 	case files > 1 && o.role != "":
@@ -285,7 +286,9 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
 }
 
-// withOverrides returns the function checkedFile.overrides, which calls parse.
+// withOverrides returns a function for checkedFile.overrides. The function parses data, the content
+// of a file, together with the overrides of the instance. It returns the invalid overrides, and the
+// warnings about the file and the overrides.
 func withOverrides[D config.State[D]](
 	data []byte, parse func([]byte) (*config.Files[D], fieldpath.Errors, error),
 ) func() ([]desired.InvalidOverride, fieldpath.Errors, error) {

@@ -23,7 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/rundir"
 )
 
-// foreground is what the commands that run in the foreground have in common.
+// foreground has the values that all commands in the foreground need.
 type foreground struct {
 	hangups <-chan os.Signal
 	// hidesPins tells whether the data path ends with the process. It is the result of

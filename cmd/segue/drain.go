@@ -199,7 +199,8 @@ func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) err
 		return err
 	}
 	if !d.isCounted {
-		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s", name, d.noun, d.uncounted)
+		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s",
+			name, d.noun, d.whyUncounted)
 	}
 	// awaitEnd makes dry runs. They would fail with --if-version, because the drain has changed the
 	// version.
@@ -249,9 +250,9 @@ func (o *drainOptions) setDrained(
 // describeDrained tells what a drain or an undrain has changed.
 func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 	name := strings.TrimSuffix(d.service+"/"+d.server, "/")
-	what := d.refuses
+	what := d.ifDrained
 	if !drained {
-		what = d.takes
+		what = d.ifUndrained
 	}
 	if len(changed.Changes) == 0 && drained {
 		return fmt.Sprintf("%s is drained already: it %s", name, what)
@@ -269,9 +270,10 @@ func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 type drainable struct {
 	service, server string
 	noun            string // "live flow" or "connection"
-	refuses, takes  string // what it does when it is drained, and when it is not
+	ifDrained       string // what it does when it is drained
+	ifUndrained     string // what it does when it is not drained
 	isCounted       bool   // the remaining flows or connections can be counted
-	uncounted       string // if they cannot be counted: why
+	whyUncounted    string // if they cannot be counted: why
 	drained         bool
 	isUnasked       bool          // no balancer has offered a connection: the drain may have no effect
 	left            *uint64       // how many flows or connections it has; nil: not counted yet
@@ -282,22 +284,23 @@ type drainable struct {
 
 // stay is the reason why a wait for the end of a drain may never end.
 type stay struct {
-	why  string // empty: there is no reason
-	sure bool   // the wait cannot end by itself: say so at once, and not only after a while
+	why       string // empty: there is no reason
+	isEndless bool   // the wait cannot end by itself: say so at once, and not only after a while
 }
 
-// staysOf tells why a drained server of a balancer's service may keep flows.
+// staysOf tells why a drained server of a balancer's service may keep flows. The result is empty if
+// its flows move to other servers.
 func staysOf(s *api.Service) stay {
 	switch {
 	case s.Protocol != string(desired.UDP):
 		return stay{why: "connections of TCP stay until a client or the server ends them: end them at the server"}
 	case s.OnDrain == string(desired.OnDrainKeep):
-		return stay{sure: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because on-drain of "+
-			"service %s is %s: set it to %s",
+		return stay{isEndless: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because "+
+			"on-drain of service %s is %s: set it to %s",
 			s.Name, desired.OnDrainKeep, desired.OnDrainMoveUDP)}
 	case !s.TakesFlows:
-		return stay{sure: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because no other server "+
-			"of service %s gets new connections: add or undrain one", s.Name)}
+		return stay{isEndless: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because "+
+			"no other server of service %s gets new connections: add or undrain one", s.Name)}
 	}
 	return stay{}
 }
@@ -316,7 +319,8 @@ func (d *drainable) describeLeft(n uint64) string {
 	return fmt.Sprintf("%d %ss are left", n, d.noun)
 }
 
-// patience is how long drain waits before it says why the wait may never end, unless stay.sure.
+// patience is how long drain waits before it says why the wait may never end. If stay.isEndless is
+// true, it says so at once.
 const patience = time.Minute
 
 // drainClient finds what a process can drain: servers if it is a balancer, services if it is an
@@ -362,8 +366,8 @@ func findServer(ctx context.Context, client *api.Client, name string) (*drainabl
 		}
 		d := &drainable{
 			service: s.Name, server: server.Name, noun: "live flow", drained: server.Drained,
-			refuses: "gets no new connections", takes: "gets new connections",
-			isCounted: s.HasFlowTable, uncounted: "the service has no flow table", stays: staysOf(s),
+			ifDrained: "gets no new connections", ifUndrained: "gets new connections",
+			isCounted: s.HasFlowTable, whyUncounted: "the service has no flow table", stays: staysOf(s),
 		}
 		if f := server.Flows; f != nil {
 			d.left, d.age = &f.Live, time.Duration(f.Age*float64(time.Second))
@@ -394,9 +398,10 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 		}
 		d := &drainable{
 			service: name, noun: "connection", drained: s.Drained, opening: openingTime,
-			isUnasked: s.Accept != nil && s.Accept.Offered == 0,
-			refuses:   "refuses the connections that balancers offer", takes: "accepts connections by its policy",
-			isCounted: s.Connections != nil, uncounted: "no control groups, version 2, are mounted",
+			isUnasked:   s.Accept != nil && s.Accept.Offered == 0,
+			ifDrained:   "refuses the connections that balancers offer",
+			ifUndrained: "accepts connections by its policy",
+			isCounted:   s.Connections != nil, whyUncounted: "no control groups, version 2, are mounted",
 			stays: stay{why: "connections stay until a client or the application ends them: end them in the " +
 				"application"},
 		}
@@ -449,7 +454,7 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			if *last == 0 && d.age+d.opening < drainedFor {
 				return nil
 			}
-			isTimeToSay := d.stays.sure || drainedFor >= client.patience
+			isTimeToSay := d.stays.isEndless || drainedFor >= client.patience
 			if *last > 0 && isTimeToSay && d.stays.why != said {
 				said = d.stays.why
 				d.stays.print(ctx, out)

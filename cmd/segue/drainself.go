@@ -49,7 +49,7 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 		return err
 	}
 	if o.dryRun {
-		return describeSelf(out, before)
+		return previewDrain(out, before)
 	}
 	drain := api.SelfChange{Self: api.Self{Drained: true}, UntilRestart: o.untilRestart}
 	state, err := client.ChangeSelf(ctx, drain)
@@ -68,8 +68,8 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	return awaitSilence(ctx, out, client, state)
 }
 
-// describeSelf prints what a drain would do. It returns an error if the balancer has no BGP.
-func describeSelf(out io.Writer, state *api.SelfState) error {
+// previewDrain prints what a drain would do. It returns an error if the balancer has no BGP.
+func previewDrain(out io.Writer, state *api.SelfState) error {
 	if state.BGP == nil {
 		return errors.New("the balancer does not announce its VIPs, so it cannot be drained")
 	}
@@ -112,7 +112,7 @@ func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *
 	earliest := changed
 	if state.BGP.Drained != nil {
 		delay := time.Duration(state.BGP.DrainDelay * float64(time.Second))
-		// If the clock was set back since the drain, the rest seems longer than the delay.
+		// If the clock was set back since the drain, the rest would be longer than the delay.
 		rest := min(delay, time.Until(state.BGP.Drained.Add(delay)))
 		earliest = changed.Add(rest)
 	}

@@ -25,10 +25,10 @@ type target struct {
 	instance      string
 	dryRun        bool
 	allowRemovals bool
-	// givesAll tells that the command gives all services of the process. Then removals have a limit
-	// even without a store.
-	givesAll  bool
-	ifVersion versionFlag
+	// replacesAll tells that the command replaces all services of the process, as apply does. Then
+	// removals have a limit even without a store.
+	replacesAll bool
+	ifVersion   versionFlag
 }
 
 // versionFlag is the value of --if-version. It must not be empty: if a script failed to get a
@@ -60,12 +60,12 @@ func (t *target) addRemovalFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false, usage)
 }
 
-// setTerms gives a client the conditions of the command's change. It refuses --allow-removals if
-// the process is an agent and the command does not give all services: without a store, only changes
-// of all services have a limit for removals, and an agent never has a store.
+// setTerms gives a client the conditions of the command's change. Without a store, only commands
+// that replace all services have a limit for removals, and an agent never has a store. So setTerms
+// refuses --allow-removals in other commands for an agent.
 func (t *target) setTerms(ctx context.Context, client *api.Client) error {
 	client.IfVersion, client.AllowRemovals = string(t.ifVersion), t.allowRemovals
-	if !t.allowRemovals || t.givesAll {
+	if !t.allowRemovals || t.replacesAll {
 		return nil
 	}
 	self, err := client.Identify(ctx)
@@ -90,7 +90,7 @@ type kind struct {
 	json     string // describes what list --json prints
 	// parse splits a name into the names of the service and the server.
 	parse func(name string) (service, server string, err error)
-	// views has an item for each role whose processes have this kind: agents have no servers.
+	// views has an item for each role whose processes have the kind. Agents have only services.
 	views map[string]view
 }
 
@@ -138,7 +138,7 @@ service, the name of its service.`,
 	},
 }
 
-// namesOf returns the function view.names: it reads all items by a client, and returns their names.
+// namesOf returns a function for view.names. It reads all items, and returns their names.
 func namesOf[T any](
 	read func(*api.Client, context.Context) ([]T, error), names func([]T) []string,
 ) func(context.Context, *api.Client) ([]string, error) {
@@ -148,8 +148,7 @@ func namesOf[T any](
 	}
 }
 
-// listOf returns the function view.list: it reads all items by a client, and prints them as a table
-// or as JSON.
+// listOf returns a function for view.list. It reads all items, and prints them as a table or JSON.
 func listOf[T any](
 	read func(*api.Client, context.Context) ([]T, error), list func(io.Writer, []T), object func([]T) any,
 ) func(context.Context, *api.Client, io.Writer, bool) error {

@@ -71,7 +71,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer unlockInstance(lock, cfg.Node.Instance)
-	removeLeft(log, filesOf(&cfg.Node)...)
+	removeLeft(log, replacedFiles(&cfg.Node)...)
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_lb", log)
 	if err != nil {
 		return err
@@ -164,9 +164,9 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	return group.Wait()
 }
 
-// filesOf returns the files that a balancer's process replaces by renaming a temporary file. If the
-// process dies, it may leave the temporary files.
-func filesOf(node *desired.BalancerNode) []string {
+// replacedFiles returns the files that a balancer's process replaces by renaming a temporary file.
+// If the process dies, it may leave the temporary files.
+func replacedFiles(node *desired.BalancerNode) []string {
 	files := []string{rundir.RecordFile(node.Instance)}
 	if node.State == "" {
 		return files

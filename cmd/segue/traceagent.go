@@ -46,7 +46,7 @@ func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOpt
 	return err
 }
 
-// elsewhereError finds an agent whose sockets cannot be seen in this network namespace. It returns
+// elsewhereError finds an agent whose sockets cannot be seen in this network namespace, and returns
 // an error that says where to run the command.
 func elsewhereError(instance string) error {
 	l, err := datapath.Locate(datapath.Instance{Name: instance, Role: datapath.RoleAgent})
@@ -56,7 +56,8 @@ func elsewhereError(instance string) error {
 	return unknownHere(&l)
 }
 
-// unknownHere returns the error of elsewhereError for an agent that was found.
+// unknownHere returns an error about an agent whose sockets cannot be seen here. It says why, and
+// where to run the command.
 func unknownHere(l *datapath.Located) error {
 	switch {
 	case l.Attachment == nil:

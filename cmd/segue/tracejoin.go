@@ -116,7 +116,7 @@ func (j *joinedTrace) follow() {
 
 // passesOn tells whether the packet continues to the next segment after a server that it reaches.
 // If it does not continue, passesOn notes where it ends. If the server hands a connection back,
-// back is the candidate that gets it. back is nil if the loads that were told name none.
+// back is the candidate that gets it. back is nil if no candidate has told a lower load.
 func (j *joinedTrace) passesOn(a, back *askedAgent) bool {
 	switch {
 	case a.Packet == nil || a.handsBack() && back == nil:
@@ -161,7 +161,7 @@ func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
 func (j *joinedTrace) setOffers() (back *askedAgent) {
 	offers := candidatesOf(j.Trace)
 	for i := range offers {
-		a, isLast := &j.Agents[i], i == len(offers)-1
+		a, isLast := &j.Agents[i], i == len(offers)-1 // Agents begins with the candidates
 		a.Offer = answerOf(a.Trace, offers[i].Function, isLast)
 		if a.Offer == nil || a.Trace.Accept == nil {
 			continue
@@ -184,9 +184,10 @@ func (j *joinedTrace) setOffers() (back *askedAgent) {
 	return back
 }
 
-// answerAt returns the answer of a candidate at a place, counted from 0, that is not the last one.
-// answer is what the agent would do as the first candidate. The first candidate accepts if it does
-// not know its load. A later candidate that compares loads refuses in this case.
+// answerAt returns the answer of a candidate that is not the last one. place is its place among the
+// candidates, counted from 0. answer is what its agent would do as the first candidate. The first
+// candidate accepts if it does not know its load. A later candidate refuses in this case if it
+// compares loads.
 func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
 	if place == 0 || !compares || answer.Offer != "accepted_stale" {
 		return answer
@@ -200,7 +201,7 @@ const returned = "returned"
 // handsBack tells whether the server hands this packet's connection back to an earlier candidate.
 func (a *askedAgent) handsBack() bool { return a.Packet != nil && a.Packet.Offer == returned }
 
-// candidates returns the candidates: the first of the servers that were asked.
+// candidates returns the candidates, which are the first of j.Agents.
 func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
 
 // toldLoads returns the candidates that refuse a new connection and tell the later candidates their

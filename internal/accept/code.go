@@ -20,8 +20,8 @@ const (
 	largestCode = 255
 )
 
-// Code returns the code of a load. A server with a known capacity has free capacity if and only if
-// its code is at most 16, which is the code of the value 1.
+// Code returns the code of a load, or 0 if the load is unknown. A server with a known load and a
+// capacity has free capacity if and only if its code is at most 16, the code of the value 1.
 func Code(l Load) uint8 {
 	if !l.known() {
 		return 0

@@ -84,8 +84,8 @@ func (d *Dynamic) adapt(l Load) {
 	d.Attempts, d.Accepted = 0, 0
 }
 
-// Bounds returns the bounds on the accepted offers of a window within which algorithm 2 keeps the
-// threshold. Less than few is less than a share of 1/2-epsilon, and more than many is more than
+// Bounds returns the bounds on the accepted offers of a window within which 6LB's algorithm 2 keeps
+// the threshold. Less than few is less than a share of 1/2-epsilon, and more than many is more than
 // 1/2+epsilon. Bounds computes in whole millionths, because 0.1 is not a binary fraction, and 20 of
 // 50 must not be less than 0.4.
 func Bounds(window uint32, epsilon float64) (few, many uint32) {

@@ -31,21 +31,21 @@ const (
 // earlier candidates wrote into their segments, in the order of travel. A candidate that wrote no
 // load is Unknown.
 //
-// A candidate with free capacity accepts. A candidate that knows its load, and has no free
-// capacity, passes the connection on unless it is the last. Such a last candidate compares its load
-// with those of the earlier candidates. If one of them has a lower load, it sends the connection
-// back to the least loaded one, or to the first of several such. Otherwise it accepts. So there are
-// no wrongful refusals (6LB, section V-E), at the cost of at most one more hop. Loads are compared
-// per unit of capacity, including the new connection. So of a small and a large server that are
-// both just full, the large one has the lower load.
+//	own load                 first  middle  last
+//	free capacity            Take   Take    Take
+//	known, no free capacity  Pass   Pass    Return if a load in passed is lower, otherwise Take
+//	unknown                  Take   Pass    Return if a load in passed is known, otherwise Take
 //
-// A candidate that does not know its own load accepts if it is the first, and passes the connection
-// on if it is in the middle. If it is the last, it sends the connection back to the least loaded of
-// the candidates whose loads are known. If no load is known, it accepts. So it gets the connections
-// that a hash would give it. For a server without a listener, the caller never passes First,
-// because such a server must not be preferred.
+// If the answer is Return, back is the index in passed of the candidate that gets the connection:
+// the least loaded one, or the first of several such. So there are no wrongful refusals (6LB,
+// section V-E), at the cost of at most one more hop. A candidate that does not know its load gets
+// the connections that a hash would give it.
 //
-// If the answer is Return, back is the index in passed of the candidate that gets the connection.
+// Loads are compared per unit of capacity, including the new connection. So of a small and a large
+// server that are both just full, the large one has the lower load.
+//
+// For a server without a listener, the caller never passes First, because such a server must not be
+// preferred.
 func Least(own Load, passed []Load, place Place) (answer Answer, back int) {
 	switch {
 	case own.free(), place == First && !own.known():

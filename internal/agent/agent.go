@@ -161,7 +161,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	due := time.NewTimer(0) // for the next call of checkHost
 	defer due.Stop()
 	for {
-		a.steps.Add(1)
+		a.steps.Add(1) // tells the watchdog that this loop is not stuck
 		select {
 		case <-ctx.Done():
 			return nil

@@ -80,7 +80,8 @@ func (a *Agent) auditConnections(ctx context.Context) (end func()) {
 	}
 }
 
-// run audits both halves soon after the start of the process, and then one half at each interval.
+// run audits both halves of the counts soon after the start of the process, and then one half at
+// each interval.
 func (a *auditor) run(ctx context.Context) {
 	for _, pause := range []time.Duration{0, a.confirm} {
 		if !wait(ctx, pause) {
@@ -105,8 +106,9 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// audit corrects the half that cannot grow. Then it makes this half the growing one. After an
-// error, the halves keep their roles. audit logs only the first of successive errors.
+// audit corrects the half of the counts that cannot grow, because the program adds connections only
+// to the other half. Then the halves change their roles. After an error, they keep them. audit logs
+// only the first of successive errors.
 func (a *auditor) audit(ctx context.Context) {
 	half := 1 - a.growing
 	err := a.correct(ctx, half)
@@ -182,8 +184,8 @@ func (m *mismatch) isWrong() bool {
 }
 
 // correct corrects the counts of a half that cannot grow, by the part of the difference that a
-// second comparison confirms. A first difference can be one of a moment: the program counts in two
-// steps, and it removes the mark of a socket just before the kernel changes the socket's state.
+// second comparison confirms. The first difference may last only a moment: the program counts in
+// two steps, and it removes the mark of a socket just before the kernel changes the socket's state.
 func (a *auditor) correct(ctx context.Context, half uint32) error {
 	first, err := a.compare(half)
 	if err != nil || !first.isWrong() || !wait(ctx, a.confirm) {
@@ -234,7 +236,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
 	for key, was := range before { // a service that is not in both readings is left out
 		if is, ok := after[key]; ok {
-			// There should be is.Open to was.Open marked sockets.
+			// The half can only fall, so there should be is.Open to was.Open marked sockets.
 			found.drifts[key] = drift{is.Open[half] - marked[key], was.Open[half] - marked[key]}
 			found.unseen[key] = unmarked[key] - is.Unseen
 		}

@@ -151,7 +151,8 @@ type question struct {
 	last        bool // no other server is left
 }
 
-// frame returns the packet. ok is false if the server has no locator, and so no functions.
+// frame returns the packet that q describes. ok is false if the server has no locator, and so no
+// functions.
 func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 	var locator uint64
 	var mac [8]byte
@@ -176,9 +177,9 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 	return frame, true, nil
 }
 
-// flags returns the TCP flags of the packet. A packet that is not a SYN has no ACK: the program
-// would compare the acknowledged number with that of the server's SYN-ACK or SYN cookie, which
-// is not known here.
+// flags returns the TCP flags of the packet that q describes. A packet that is not a SYN has no
+// ACK: the program would compare the acknowledged number with that of the server's SYN-ACK or SYN
+// cookie, which is not known here.
 func (q question) flags() packet.TCPFlags {
 	if q.function == srv6.ConnectAvail || q.function == srv6.ConnectForce {
 		return packet.SYN
