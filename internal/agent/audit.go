@@ -22,7 +22,7 @@ const (
 	// kernel's sockets.
 	auditInterval = time.Minute
 	// confirmInterval is the time from a comparison that finds a difference to the comparison that
-	// is to confirm it. A program takes far less time from one of its two steps to the other (see
+	// is to confirm it. The program that counts takes far less time for its two steps (see
 	// correct).
 	confirmInterval = time.Second
 )
@@ -182,8 +182,8 @@ func (m *mismatch) isWrong() bool {
 }
 
 // correct corrects the counts of a half that cannot grow, by the part of the difference that a
-// second comparison confirms. A first difference can be one of a moment: the program counts in two
-// steps, and it removes the mark of a socket just before the kernel changes the socket's state.
+// second comparison confirms. A first difference can be momentary: the program counts in two steps,
+// and it removes the mark of a socket just before the kernel changes the socket's state.
 func (a *auditor) correct(ctx context.Context, half uint32) error {
 	first, err := a.compare(half)
 	if err != nil || !first.isWrong() || !wait(ctx, a.confirm) {
@@ -234,7 +234,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
 	for key, was := range before { // a service that is not in both readings is left out
 		if is, ok := after[key]; ok {
-			// There should be is.Open to was.Open marked sockets.
+			// The number of marked sockets should be between is.Open and was.Open.
 			found.drifts[key] = drift{is.Open[half] - marked[key], was.Open[half] - marked[key]}
 			found.unseen[key] = unmarked[key] - is.Unseen
 		}

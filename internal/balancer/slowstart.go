@@ -22,9 +22,9 @@ type slowStart struct {
 	rests  bool      // it takes no new flows in this tick
 }
 
-// note notes whether the member gets new flows (used) and whether it has a cause. If the member is
-// not used, note ends its slow start. If it was unfit and is used now, note begins a slow start,
-// unless the given time is 0.
+// note notes whether the member gets new flows (used) and whether there is a cause for which it is
+// unfit. If it is not used, note ends its slow start. If it was unfit and is used now, note begins
+// a slow start of the duration within, unless that is 0.
 func (s *slowStart) note(used, hasCause bool, within time.Duration, now time.Time) {
 	switch {
 	case !used:
@@ -37,8 +37,8 @@ func (s *slowStart) note(used, hasCause bool, within time.Duration, now time.Tim
 	}
 }
 
-// tick decides whether the member takes new flows in the tick that begins now. When the time within
-// has passed since the slow start began, tick ends the slow start. Without one it does nothing.
+// tick decides whether the member takes new flows in the tick that begins now. It ends a slow start
+// that began longer ago than the duration within. If there is no slow start, it does nothing.
 func (s *slowStart) tick(within time.Duration, now time.Time) {
 	if s.since.IsZero() {
 		return
