@@ -66,9 +66,9 @@ func (s *slowStart) flags() (flags dataplane.ServerFlags) {
 	return flags
 }
 
-// slow returns the time in which servers of the service come to their full share, or 0. Services
-// that infer have a slow start of their own, by prices.
-func (svc *service) slow() time.Duration {
+// slowStartTime returns the time in which servers of the service come to their full share, or 0.
+// Services that infer have a slow start of their own, by prices.
+func (svc *service) slowStartTime() time.Duration {
 	if svc.SlowStart == nil || svc.Placement.Infers() {
 		return 0
 	}
@@ -81,7 +81,7 @@ func (svc *service) slow() time.Duration {
 func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
 	resting := 0
 	for _, m := range svc.members {
-		m.slow.note(used[m], m.Takes() && m.causes != 0, svc.slow(), now)
+		m.slow.note(used[m], m.Takes() && m.causes != 0, svc.slowStartTime(), now)
 		if used[m] && m.slow.rests {
 			resting++
 		}
@@ -113,7 +113,7 @@ func (svc *service) startsSlowly() bool {
 func (s *services) tickSlowStarts(now time.Time) {
 	for svc := range s.starting {
 		for _, m := range svc.members {
-			m.slow.tick(svc.slow(), now)
+			m.slow.tick(svc.slowStartTime(), now)
 		}
 		s.admit(svc)
 	}
