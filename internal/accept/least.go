@@ -6,12 +6,12 @@ package accept
 type Answer int
 
 const (
-	// Pass passes it on to the next candidate. If the candidate knows its load, it writes the load
-	// into its own segment.
+	// Pass passes the connection on to the next candidate. If the candidate knows its load, it
+	// writes the load into its own segment.
 	Pass Answer = iota
-	// Take accepts it.
+	// Take accepts the connection.
 	Take
-	// Return sends it back, by connect-force, to an earlier candidate.
+	// Return sends the connection back, by connect-force, to an earlier candidate.
 	Return
 )
 

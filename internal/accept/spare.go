@@ -13,8 +13,8 @@ type Spare struct {
 	most    int
 }
 
-// NewSpare returns a list with room for most servers, 0 or more.
-func NewSpare(most int) *Spare { return &Spare{make([]int32, 0, most), most} }
+// NewSpare returns a list with room for a number of servers, 0 or more.
+func NewSpare(room int) *Spare { return &Spare{make([]int32, 0, room), room} }
 
 // Report takes a server's load report. The server becomes the newest of the list if it has free
 // capacity, and otherwise leaves the list. If the list is full, the oldest server is removed.

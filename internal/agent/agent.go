@@ -286,8 +286,8 @@ func (a *Agent) mtu(cfg *desired.Agent) int {
 	return a.link.mtu
 }
 
-// tableContent returns the content of the tables for a configuration. In it, absent VIPs are
-// marked, and the longest signal fits the interface's MTU.
+// tableContent returns the content of the tables for a configuration. It marks the VIPs that are
+// absent, and limits the length of signals to the interface's MTU.
 func (a *Agent) tableContent(cfg *desired.Agent) *tableContent {
 	c := newTableContent(cfg, a.mtu(cfg))
 	for vip := range a.absent {

@@ -22,7 +22,7 @@ const (
 	// kernel's sockets.
 	auditInterval = time.Minute
 	// confirmInterval is the time from a comparison that finds a difference to the comparison that
-	// is to confirm it. A program takes far less time from one of its two steps to the other (see
+	// is to confirm it. The program that counts takes far less time for its two steps (see
 	// correct).
 	confirmInterval = time.Second
 )

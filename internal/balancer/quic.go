@@ -11,7 +11,7 @@ import (
 )
 
 // quicServers returns the slots of a service's servers, by the beginnings of the connection IDs
-// that name them. It returns none for services of another persistence.
+// that name them. It returns none for a service with another persistence than quic.
 func (svc *service) quicServers() (map[dataplane.QUICPrefix]uint32, error) {
 	if !svc.Persistence.Method().HasIDs {
 		return nil, nil

@@ -28,8 +28,8 @@ type transition struct {
 
 // prepare writes all that a desired state needs, except the rules of services: servers, the tables
 // that only the programs of this process read, rankings and candidate tables. So packets are
-// handled as before, until enforce. Only the services that follow another state are changed. After
-// an error, the caller can call prepare and enforce with the state before, to restore it.
+// handled as before, until enforce. A service that follows the wanted state already is not changed.
+// After an error, the caller can call prepare and enforce with the state before, to restore it.
 func (s *services) prepare(
 	cfg *desired.Balancer, generations serversets.Generations,
 ) (*transition, error) {
@@ -71,8 +71,8 @@ func (s *services) prepare(
 }
 
 // enforce puts a state in force that was prepared. The attached programs must have its features.
-// If the transition is wide, enforce then removes all that no service needs any more. It removes
-// servers last, after the tables that name them.
+// A wide transition is one that may leave something that no service needs any more. Then enforce
+// removes all such things, and servers last, after the tables that name them.
 func (s *services) enforce(next *transition) error {
 	if err := s.placeAll(next.changed); err != nil {
 		return err
@@ -304,8 +304,8 @@ func (s *services) checkRoom(more int) error {
 }
 
 // claimMembers gives the configured servers their slots. A server that existed before with the same
-// addresses keeps its causes, even if an earlier process has found them. If its health checks now
-// ask for something else, it awaits its first check again.
+// addresses keeps the causes for which it is unfit, even if an earlier process has found them. If
+// its health checks now ask for something else, it awaits its first check again.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := want.service
 	svc.known = s.knownFor(svc, cfg)

@@ -141,8 +141,8 @@ func (s *services) setHealth(result health.Result) *service {
 }
 
 // healthTargets lists the servers to check, each with its present result. The second result
-// contains, by slot, the servers whose checks take the path of clients' packets, and the servers
-// that the prober may call.
+// tells how packets to a server are encapsulated, by slot. It has the servers whose checks take the
+// path of clients' packets, and the servers that the prober may call.
 func (s *services) healthTargets(
 	services []desired.Service,
 ) ([]health.Target, map[uint32]dataplane.Check) {

@@ -22,9 +22,9 @@ type slowStart struct {
 	rests  bool      // it takes no new flows in this tick
 }
 
-// note notes whether the member gets new flows (used) and whether it has a cause. If the member is
-// not used, note ends its slow start. If it was unfit and is used now, note begins a slow start,
-// unless the given time is 0.
+// note notes whether the member gets new flows (used) and whether there is a cause for which it is
+// unfit. If it is not used, note ends its slow start. If it was unfit and is used now, note begins
+// a slow start of the duration within, unless that is 0.
 func (s *slowStart) note(used, hasCause bool, within time.Duration, now time.Time) {
 	switch {
 	case !used:
@@ -37,8 +37,8 @@ func (s *slowStart) note(used, hasCause bool, within time.Duration, now time.Tim
 	}
 }
 
-// tick decides whether the member takes new flows in the tick that begins now. When the time within
-// has passed since the slow start began, tick ends the slow start. Without one it does nothing.
+// tick decides whether the member takes new flows in the tick that begins now. It ends a slow start
+// that began longer ago than the duration within. If there is no slow start, it does nothing.
 func (s *slowStart) tick(within time.Duration, now time.Time) {
 	if s.since.IsZero() {
 		return
@@ -66,9 +66,9 @@ func (s *slowStart) flags() (flags dataplane.ServerFlags) {
 	return flags
 }
 
-// slow returns the time in which servers of the service come to their full share, or 0. Services
-// that infer have a slow start of their own, by prices.
-func (svc *service) slow() time.Duration {
+// slowStartTime returns the time in which servers of the service come to their full share, or 0.
+// Services that infer have a slow start of their own, by prices.
+func (svc *service) slowStartTime() time.Duration {
 	if svc.SlowStart == nil || svc.Placement.Infers() {
 		return 0
 	}
@@ -81,7 +81,7 @@ func (svc *service) slow() time.Duration {
 func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
 	resting := 0
 	for _, m := range svc.members {
-		m.slow.note(used[m], m.Takes() && m.causes != 0, svc.slow(), now)
+		m.slow.note(used[m], m.Takes() && m.causes != 0, svc.slowStartTime(), now)
 		if used[m] && m.slow.rests {
 			resting++
 		}
@@ -113,7 +113,7 @@ func (svc *service) startsSlowly() bool {
 func (s *services) tickSlowStarts(now time.Time) {
 	for svc := range s.starting {
 		for _, m := range svc.members {
-			m.slow.tick(svc.slow(), now)
+			m.slow.tick(svc.slowStartTime(), now)
 		}
 		s.admit(svc)
 	}

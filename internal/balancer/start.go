@@ -34,10 +34,10 @@ func (b *Balancer) read() (err error) {
 }
 
 // fill applies the configuration to the tables that an earlier process has left. The programs of
-// that process may lack features that the configuration needs, and the programs of this process
-// have those of both. So fill calls attach, which replaces the programs, before it changes rules of
-// services. By then, the tables of this process have all that packets of the former services need.
-// On undo, the rules are restored before the programs.
+// that process may lack features that the configuration needs. The programs of this process have
+// the features of the former services, too. So fill calls attach, which replaces the programs,
+// before it changes rules of services. By then, the tables of this process have all that packets of
+// the former services need. On undo, the rules are restored before the programs.
 func (b *Balancer) fill(t *datapath.Takeover, attach func(*datapath.Takeover) error) error {
 	if err := b.plane.BackUp(t); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (b *Balancer) prepare(
 // first update. If the context ends before that, start returns nil, and nothing is attached.
 func (b *Balancer) start(ctx context.Context) error {
 	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
-	// It starts at the resolver's first update. Before that update, no next hop can be known.
+	// patience begins at the resolver's first update: no next hop can be known before.
 	var patience <-chan time.Time
 	for !b.attached {
 		var err error
@@ -151,9 +151,9 @@ func (b *Balancer) attach() error {
 	return nil
 }
 
-// holdFragments tells the reader of held fragments on which interfaces they arrive, and the mode of
-// XDP on each.
-func (b *Balancer) holdFragments(attached []datapath.Attached) {
+// locateFragments tells the reader of held fragments on which interfaces they arrive, and the mode
+// of XDP on each.
+func (b *Balancer) locateFragments(attached []datapath.Attached) {
 	ifindexes, modes := make([]int, len(attached)), make([]datapath.Mode, len(attached))
 	for i, a := range attached {
 		ifindexes[i], modes[i] = b.own[i].Index, a.Mode
@@ -167,7 +167,7 @@ func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
 	err = datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
 		return b.fill(t, func(t *datapath.Takeover) error {
 			if attached, err = b.plane.Attach(t, b.own); err == nil {
-				b.holdFragments(attached)
+				b.locateFragments(attached)
 			}
 			return err
 		})

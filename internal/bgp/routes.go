@@ -88,7 +88,8 @@ type damping struct {
 	served      time.Time // since when the VIP is served without interruption; zero: it is not
 }
 
-// withdrawn notes that the route was withdrawn now, because the VIP is not served.
+// withdrawn notes that the route was withdrawn now, because the VIP is not served. If the route was
+// stable until then, its withdrawals are counted anew.
 func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 	if d.announced.IsZero() || now.Sub(d.announced) > stableFactor*holdDown {
 		d.withdrawals = 0
@@ -98,7 +99,8 @@ func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 }
 
 // due notes that the VIP is served now. It returns when the route may be announced, if the VIP is
-// served until then: now, if the route was never withdrawn.
+// served until then. This is now if the route was never withdrawn, and later the more often it was
+// withdrawn in a row.
 func (d *damping) due(now time.Time, holdDown time.Duration) time.Time {
 	if d.withdrawals == 0 {
 		return now

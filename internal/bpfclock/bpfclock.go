@@ -26,6 +26,8 @@ func Monotonic() (time.Duration, error) { return read(unix.CLOCK_MONOTONIC, "mon
 // booted, including the time for which it was suspended.
 func Boot() (time.Duration, error) { return read(unix.CLOCK_BOOTTIME, "boottime") }
 
+// read returns a clock as BPF programs see it: without the offset that the process's time namespace
+// adds. The clock has this name among the offsets.
 func read(clock int32, name string) (time.Duration, error) {
 	offsets, err := offsets()
 	if err != nil {

@@ -51,7 +51,8 @@ type (
 	AgentFiles    = Files[*desired.Agent]
 )
 
-// ParseBalancerFiles does the same as LoadBalancer, from the content of a configuration file.
+// ParseBalancerFiles parses a balancer's configuration file, and reads the overrides of its
+// instance, unless it has a store. It leaves out invalid overrides.
 func ParseBalancerFiles(data []byte) (*BalancerFiles, fieldpath.Errors, error) {
 	file, err := parseBalancerFile(data)
 	switch {
@@ -64,7 +65,8 @@ func ParseBalancerFiles(data []byte) (*BalancerFiles, fieldpath.Errors, error) {
 	return changed, warnings, nil
 }
 
-// ParseAgentFiles does the same as LoadAgent, from the content of a configuration file.
+// ParseAgentFiles parses an agent's configuration file, and reads the overrides of its instance. It
+// leaves out invalid overrides.
 func ParseAgentFiles(data []byte) (*AgentFiles, fieldpath.Errors, error) {
 	file, err := parseAgentFile(data)
 	if err != nil {
@@ -126,8 +128,8 @@ func parseAgentFile(data []byte) (*AgentFiles, error) {
 const storeName = "store"
 
 // WithStored returns a balancer's files with the services and overrides of its store. The warnings
-// and the error are about services and overrides, and name fields as those of WithOverrides do. The
-// error is of type fieldpath.Errors.
+// and the error are about services and overrides. They name fields by service and server, such as
+// web/s1.weight. The error is of type fieldpath.Errors.
 func WithStored(
 	f *BalancerFiles, services []desired.Fields, overrides []desired.Override,
 ) (*BalancerFiles, fieldpath.Errors, error) {
@@ -152,9 +154,9 @@ func WithStored(
 	return next, append(stored.warnings.In(storeName), more...), err
 }
 
-// WithOverrides returns the files with other overrides. It does not set Stored. The warnings and
-// the error are about the overrides. They name fields by service and server, such as web/s1.weight.
-// The error is of type fieldpath.Errors.
+// WithOverrides returns the files with other overrides, and without Stored. The warnings and the
+// error are about the overrides. They name fields by service and server, such as web/s1.weight. The
+// error is of type fieldpath.Errors.
 func (f *Files[D]) WithOverrides(
 	overrides []desired.Override,
 ) (changed *Files[D], warnings fieldpath.Errors, err error) {

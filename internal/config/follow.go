@@ -198,9 +198,9 @@ func patch(from, to map[string]any) map[string]any {
 	return changes
 }
 
-// keepDrains returns overrides that also have the drains of inForce. It leaves out the drain of a
-// service or server that wanted does not have. It also leaves out the drain of an agent's service
-// that cannot be drained any more, and warns about this drain.
+// keepDrains adds the drains of inForce to overrides. It leaves out the drain of a service or
+// server that wanted does not have. It also leaves out the drain of an agent's service that cannot
+// be drained any more, and warns about this drain.
 func keepDrains(
 	overrides, inForce []desired.Override, wanted *items,
 ) (kept []desired.Override, ended fieldpath.Errors) {

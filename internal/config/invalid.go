@@ -14,9 +14,9 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// withStoredOverrides returns the files with the overrides in the file of overrides, without those
-// that are invalid. A change of the configuration file, or a newer build, can make an override
-// invalid. A process must start nevertheless.
+// withStoredOverrides reads the file of overrides, and returns the files with those overrides that
+// are valid. A change of the configuration file, or a newer build, can make an override invalid. A
+// process must start nevertheless.
 func (f *Files[D]) withStoredOverrides() (*Files[D], fieldpath.Errors) {
 	overrides, stored, err := readOverrides(f.place)
 	if err != nil {
@@ -82,10 +82,10 @@ const mostTried = 100
 // The result has the index of each override, and the errors that it causes, with the override's
 // line.
 //
-// Overrides of a service and of its servers may be valid only together. So suspects first leaves
-// out all overrides of one service after the other, until there are fewer errors. Then it leaves
-// out each single override of the service that it has found. If that helps in no case, it returns
-// all overrides of the service.
+// Overrides of a service and of its servers may be valid only together. So suspects first looks for
+// a service without whose overrides there are fewer errors. Then it looks among these overrides for
+// a single one without which there are fewer errors. If there is none, it returns all overrides of
+// the service.
 func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Errors) map[int]fieldpath.Errors {
 	named := map[string]bool{} // services and servers that an error names
 	for _, problem := range problems {

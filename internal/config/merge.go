@@ -109,7 +109,7 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 		switch {
 		case !ok:
 			merged.Content = append(merged.Content, server)
-		case !m.overrides[i].Remove: // of an override that adds this server, only the patch counts
+		case !m.overrides[i].Remove: // if it adds this server, only its patch counts
 			merged.Content = append(merged.Content, patched(resolved(server), m.overrides[i].Set))
 		}
 	}
@@ -139,9 +139,9 @@ func (m *merger) exists(o *desired.Override) bool {
 		o.Add != nil && (m.hasService[o.Service] || added)
 }
 
-// inFile tells whether the file, or the override that adds its service, has the target of an
-// override.
-func (m *merger) inFile(o *desired.Override) bool {
+// existsWithout tells whether the target of an override exists even without this override: the file
+// has it, or the override that adds its service.
+func (m *merger) existsWithout(o *desired.Override) bool {
 	if o.Server == "" {
 		return m.hasService[o.Service]
 	}
@@ -162,7 +162,7 @@ func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Err
 		case !m.exists(o):
 			warn(o, "does not exist: the override has no effect")
 			continue
-		case o.Add != nil && m.inFile(o):
+		case o.Add != nil && m.existsWithout(o):
 			warn(o, "is in the file, which takes precedence: the override adds nothing")
 			if o.Set == nil {
 				continue

@@ -64,9 +64,9 @@ func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool 
 	return true
 }
 
-// serversFor returns the servers that can be reused, by their YAML nodes, if now is the changed
-// node of the service. It returns nil if a field other than servers has changed: the defaults of a
-// server can depend on it.
+// serversFor returns the decoded servers of a service, by the nodes of the servers. now is the
+// changed node of the service. It returns nil if a field other than servers has changed: the
+// defaults of a server can depend on it.
 func (s *decodedService) serversFor(now *yaml.Node) map[*yaml.Node]*desired.Server {
 	before := resolved(s.node)
 	if len(before.Content) != len(now.Content) {

@@ -22,7 +22,7 @@ type Side struct {
 	*document
 }
 
-// BalancerSide reads a balancer's file, whose name is for errors. The file is valid.
+// BalancerSide reads a balancer's file, which must be valid. file is its name, for errors.
 func BalancerSide(file string, data []byte) *Side {
 	b, d := readBalancer(data)
 	return &Side{Balancer: b, file: file, document: d}

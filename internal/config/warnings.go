@@ -86,9 +86,9 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 	}
 }
 
-// warnOfPeers warns if the names of the balancers do not fit services with territories. If
-// infer.among is candidates, other balancers find the flow. Then the service probably has several
-// balancers, so their names must not be missing.
+// warnOfPeers warns if node.peers does not fit services whose servers have home balancers: the
+// balancers' names decide which is whose home. With infer.among: candidates, other balancers find
+// the flows. So such a service probably has several balancers, and must know their names.
 func (d *document) warnOfPeers(b *desired.Balancer) {
 	if !slices.ContainsFunc(b.Services, func(s desired.Service) bool { return s.HasTerritories() }) {
 		return
@@ -178,8 +178,8 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 }
 
 // warnOfForgedQuestions warns if any host can pose as a balancer. It considers only services with
-// the field accept or load: their balancers probably hunt. For other services, only the balancer's
-// file tells.
+// the field accept or load: their balancers probably hunt. Only the balancers' files tell whether
+// other services hunt.
 func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 	if len(a.Node.Balancers) > 0 {
 		return

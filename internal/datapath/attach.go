@@ -207,8 +207,8 @@ func worthGeneric(noNative error) bool {
 }
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
-// when there is no such link, or when it belongs to another interface: see PinLink. For a link of
-// another network namespace, it is another error. UpdateLink first detaches a link that a killed
+// when there is no such link, or when it belongs to another interface: then use PinLink. For a link
+// of another network namespace, it is another error. UpdateLink first detaches a link that a killed
 // process has left half-way: new, but not named yet, or replaced, but not detached yet.
 func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	if err := DetachLink(next(pin)); err != nil {
@@ -275,7 +275,7 @@ func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
 
 // ClaimLink renames the pin of an interface's link from other to pin. It does nothing if the link
 // with the pin other is not of this interface. If there is a link with the name pin already, the
-// two exchange their names. No link is detached, except for one that UpdateLink would detach first.
+// two exchange their names. ClaimLink detaches only links that a killed process has left half-way.
 func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	for _, unfinished := range []string{next(pin), next(other)} {
 		if err := DetachLink(unfinished); err != nil {

@@ -175,8 +175,9 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	return s, err
 }
 
-// AddHiddenTags sets HiddenVLANTags of the attachments. The calling process may reach the other end
-// of a veth that the process of the instance cannot reach.
+// AddHiddenTags finds out whether VLAN tags are hidden, and sets HiddenVLANTags of the attachments.
+// The calling process may know more than the process of the instance, if only the calling process
+// can reach the other end of a veth.
 func AddHiddenTags(attachments ...*Attachment) {
 	for _, a := range attachments {
 		if a == nil || a.Interface == "" {

@@ -131,7 +131,8 @@ func (b *Balancer) Server(service, name string) *Server {
 	return nil
 }
 
-// IsInternal tells whether Interface is internal. By default it is, unless Inside is set.
+// IsInternal tells whether Interface is inside the segment routing domain. By default it is, unless
+// Inside is set.
 func (n BalancerNode) IsInternal() bool {
 	if n.Internal == nil {
 		return n.Inside == ""

@@ -38,8 +38,8 @@ func CopyObjects(to, from any) error {
 var begun sync.Map
 
 // Begin pins maps in the directory of an instance, by name, as an earlier process of the instance
-// would have left them. The next load that keeps the map named mark uses these objects again:
-// see Reusing.
+// would have left them. The map named mark identifies the instance: the next load (see Reusing)
+// that gets this map uses these objects again.
 func Begin(dir string, maps map[string]**ebpf.Map, mark string, objects any) error {
 	for name, m := range maps {
 		clone, err := (*m).Clone()
@@ -55,8 +55,8 @@ func Begin(dir string, maps map[string]**ebpf.Map, mark string, objects any) err
 	return err
 }
 
-// Reusing returns a replacement of datapath.LoadObjects. It uses the objects of Begin once, if one
-// of the maps is the one named mark, and else calls load.
+// Reusing returns a replacement of datapath.LoadObjects. If it gets the map named mark that Begin
+// got, it uses the objects that Begin got with it, but only once. Otherwise it calls load.
 func Reusing(
 	load func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error, mark string,
 ) func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error {
