@@ -263,8 +263,8 @@ static __always_inline bool is_tunneled(const struct envelope *envelope)
 	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
 }
 
-/* Whether this server serves the VIP. In the table, the IPv4-mapped form means IPv4, so no IPv6
- * packet may have it. */
+/* Whether this server serves the VIP. vip_lines is searched first, because it is faster; the table
+ * `vips` has all VIPs. In both, the IPv4-mapped form means IPv4, so no IPv6 packet may have it. */
 static __always_inline bool is_served(const struct envelope *envelope)
 {
 	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))

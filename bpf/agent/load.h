@@ -125,7 +125,7 @@ static __always_inline struct known_load told_load(const struct load *load)
 
 	word = next <= MAX_LOAD && capacity <= MAX_LOAD ? load_word(next, capacity)
 							: scale_load(next, capacity);
-	word = forget(word); /* otherwise the verifier walks what follows once for each way */
+	word = forget(word); /* else the verifier walks what follows twice */
 	return (struct known_load){ .next = word >> 32, .capacity = word };
 }
 

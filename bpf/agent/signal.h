@@ -186,7 +186,8 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
  * After remove-stickiness, the flow is closing; without room, it is ending, and its next packet
  * tries again. After create-stickiness, a flow without a cookie waits on, until the balancer says
  * that it knows the flow. The balancer of a flow with a cookie may keep no state, and never say so.
- * So such a flow sends one create-stickiness for each recover-stickiness. */
+ * So the entry of such a flow waits no longer, until a recover-stickiness asks again. The
+ * cookie takes the place of what a report says about the first candidate. */
 static __always_inline void note_signal(struct local_flow *flow, enum sid_function function,
 					bool fits, __u8 cookie)
 {

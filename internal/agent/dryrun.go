@@ -121,8 +121,8 @@ func (d *dryRun) checkSame(original *ebpf.Program) error {
 
 func (d *dryRun) close() error { return errors.Join(d.program.Close(), d.balancers.Close()) }
 
-// decide returns what the original would decide about a frame now. It looks for sockets in the
-// network namespace of the calling thread.
+// decide returns what the attached program would decide about a frame now. It looks for sockets in
+// the network namespace of the calling thread.
 func (d *dryRun) decide(frame []byte) (decision agentDecision, err error) {
 	if err := d.record.Set(agentDecision{}); err != nil {
 		return decision, fmt.Errorf("clear the record of the dry run: %w", err)

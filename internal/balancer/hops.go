@@ -165,9 +165,9 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 		"interface", link.Name, "type", link.Type)
 }
 
-// nextHops returns the next hops in the server table, by target. A server that had a route of its
-// own and has no next hop now is in the map as well, with a Hop that has neither MAC address nor
-// interface.
+// nextHops returns the next hops in the server table, by target, as an earlier process has noted
+// them. A server that once had a route of its own and has no next hop now is in the map as well,
+// with a Hop that has neither MAC address nor interface.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range serversOf(b.cfg) {
@@ -182,7 +182,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 			continue
 		}
 		hop, seen := hops[target(server)] // seen: another service has the target too
-		// The target used the default route only if none of its servers had a route of its own.
+		// A target's servers share its route: it is the default route if none of them had its own.
 		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)

@@ -79,7 +79,7 @@ func MakeDir(instance string, role Role) (string, error) {
 		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, is, role)
 	}
 	dir := Dir(instance)
-	if err := makeInShared(dir); err != nil {
+	if err := makeInSharedDir(dir); err != nil {
 		return "", err
 	}
 	return dir, cmp.Or(checkOwner(filepath.Dir(dir), role), checkOwner(dir, role))
@@ -117,9 +117,9 @@ func userName(id int) string {
 	return strconv.Itoa(id)
 }
 
-// makeInShared makes a directory. The last instance to be removed may remove the parent at any
+// makeInSharedDir makes a directory. The last instance to be removed may remove the parent at any
 // time.
-func makeInShared(dir string) error {
+func makeInSharedDir(dir string) error {
 	const attempts = 100 // each failure means that another instance was removed
 	var err error
 	for range attempts {

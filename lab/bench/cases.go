@@ -462,10 +462,11 @@ func offerCase(name string, s service, threshold uint32, reason string) benchCas
 	return c
 }
 
-// offerStepCases returns the cases on a server whose program ends after a step. The server accepts.
+// offerStepCases returns a case for each step of the agent's program. The program of the case ends
+// after that step, before it counts the packet, so the case has no reason. The server accepts.
 func offerStepCases(s service) (cases []benchCase) {
 	for _, step := range agentSteps {
-		c := offerCase(caseOfferStep+step, s, 1, "") // the program ends before it counts the packet
+		c := offerCase(caseOfferStep+step, s, 1, "")
 		c.step = step
 		cases = append(cases, c)
 	}

@@ -462,8 +462,8 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// useProgramOf replaces the program on interface in by the program of a way: one that drops
-// packets, one that passes them on, or the balancer's own.
+// useProgramOf makes the interface b.in run the program for a way to handle packets: one that drops
+// them, one that passes them on, or the balancer's own.
 func (b *testbed) useProgramOf(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)

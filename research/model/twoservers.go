@@ -51,8 +51,8 @@ type TwoServers struct {
 	// Room is Q, the maximum number of flows of a server: 1 to MaxRoom. The paper does not give
 	// its value.
 	Room int
-	// Rule is the balancer's rule. If it prefers neither server, the balancer chooses each with
-	// probability 1/2.
+	// Rule says how the balancer chooses between the two servers. If it prefers neither, the
+	// balancer chooses each with probability 1/2.
 	Rule Rule
 }
 

@@ -28,7 +28,7 @@ func (f *folder) large() section {
 		}
 		for _, way := range ways[:2] {
 			for i, name := range f.Cases {
-				points := f.largeOver(f.runs(name, x), way.from, percent)
+				points := f.meanLargeShares(f.runs(name, x), way.from, percent)
 				if len(points) == 0 {
 					continue
 				}
@@ -48,9 +48,9 @@ func (f *folder) large() section {
 	return s
 }
 
-// largeOver returns the mean of the shares over the runs, for each interval that all runs have. It
-// leaves out the last interval of each run, which is not complete.
-func (f *folder) largeOver(runs []*testbed.Run, from source, u unit) (points []chart.Point) {
+// meanLargeShares returns the share of the large servers, as the mean of the runs, for each
+// interval that all runs have. It leaves out the last interval of each run, which is not complete.
+func (f *folder) meanLargeShares(runs []*testbed.Run, from source, u unit) (points []chart.Point) {
 	if len(runs) == 0 {
 		return nil
 	}

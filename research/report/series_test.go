@@ -227,10 +227,10 @@ func TestLargeOver(t *testing.T) {
 		{Measured: testbed.Response{LargeOver: []float64{0.75, 0.25, 1}}},
 	}
 	want := []chart.Point{{X: 2.5, Y: 62.5}, {X: 7.5, Y: 25}}
-	if diff := cmp.Diff(want, f.largeOver(runs, measured, unit{"%", 100})); diff != "" {
+	if diff := cmp.Diff(want, f.meanLargeShares(runs, measured, unit{"%", 100})); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if points := f.largeOver(runs, simulated, unit{"%", 100}); points != nil {
+	if points := f.meanLargeShares(runs, simulated, unit{"%", 100}); points != nil {
 		t.Errorf("points without a simulation: %v", points)
 	}
 }

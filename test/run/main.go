@@ -335,7 +335,7 @@ func stages(tiers []tier) (all []stage) {
 	return all
 }
 
-// run runs the tiers of the stage. When all of them have ended, it repeats failed tests (repeat).
+// run runs the tiers of the stage at the same time. When all have ended, it repeats failed tests.
 // all are all packages of the module. run returns the results, and a line for each tier that has
 // failed.
 func (s stage) run(ctx context.Context, all []string) (total result, failed []string) {

@@ -92,8 +92,8 @@ __noinline int server_of_id(struct xdp_md *ctx, const struct packet *pkt,
 	return slot && serves(server_at(*slot), service) ? (int)*slot : ID_UNKNOWN;
 }
 
-/* Finds the server of a plain packet by its connection ID. False: handle_in_full() handles the
- * packet. */
+/* Finds the server of a plain packet (is_plain) by its connection ID. False: handle_in_full()
+ * handles the packet. */
 static __always_inline bool lookup_quic_plain(struct xdp_md *ctx, const struct packet *pkt,
 					      const struct service *service, struct flow *flow,
 					      struct segments *segments)

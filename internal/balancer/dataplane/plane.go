@@ -125,8 +125,9 @@ func (p *Plane) SetHost(links []nexthop.Link) error {
 	return nil
 }
 
-// SetOwnAddresses sets the addresses of the host: packets of servers to them are delivered here.
-// SetOwnAddresses returns an error if the table has no room for all of them, or cannot be written.
+// SetOwnAddresses sets the addresses of the host. A server's packet to one of them is delivered
+// here. SetOwnAddresses returns an error if the table has no room for all of them, or cannot be
+// written.
 func (p *Plane) SetOwnAddresses(addresses []netip.Addr) error {
 	own := make(map[balancerIn6Addr]uint8, len(addresses))
 	for _, address := range addresses {

@@ -101,7 +101,7 @@ func (r *Rankings) region(service uint32) region {
 	return region{ranking.First, linesOf(ranking.Servers)}
 }
 
-// publish replaces the ranking of a service by one store.
+// publish replaces the ranking of a service by one atomic write.
 func (r *Rankings) publish(service uint32, at region, servers int) {
 	word := (*uint64)(unsafe.Pointer(&r.byService[service]))
 	atomic.StoreUint64(word, uint64(at.first)|uint64(servers)<<32)

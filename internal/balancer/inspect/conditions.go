@@ -65,22 +65,22 @@ func conditionsOf(c dataplane.Causes) []Condition {
 // isOnlyPaused tells whether a server has FlagDrained although nobody has drained it: it starts
 // slowly, it awaits its first check, or it has failed and keeps its flows. A drained server with a
 // cause also has FlagFailing (member.flags in package balancer).
-func isOnlyPaused(flags dataplane.ServerFlags, all dataplane.Causes) bool {
-	keepsFlows := all != 0 && flags&dataplane.FlagFailing == 0 // although it has failed
+func isOnlyPaused(flags dataplane.ServerFlags, causes dataplane.Causes) bool {
+	keepsFlows := causes != 0 && flags&dataplane.FlagFailing == 0 // although it has failed
 	return flags&(dataplane.FlagStarting|dataplane.FlagUnproven) != 0 || keepsFlows
 }
 
 // conditionOf returns the one condition that describes a server with these flags and causes. If the
 // server was removed, or the operator has drained it, the condition says so. For all others, the
 // most severe cause comes first, then a slow start, then a missing first check.
-func conditionOf(flags dataplane.ServerFlags, all dataplane.Causes) Condition {
+func conditionOf(flags dataplane.ServerFlags, causes dataplane.Causes) Condition {
 	switch {
 	case flags&dataplane.FlagInUse == 0:
 		return ServerRemoved
-	case flags&dataplane.FlagDrained != 0 && !isOnlyPaused(flags, all):
+	case flags&dataplane.FlagDrained != 0 && !isOnlyPaused(flags, causes):
 		return ServerDrained
-	case all != 0:
-		return conditionsOf(all)[0]
+	case causes != 0:
+		return conditionsOf(causes)[0]
 	case flags&dataplane.FlagStarting != 0:
 		return ServerStarting
 	case flags&dataplane.FlagUnchecked != 0:

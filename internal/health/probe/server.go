@@ -35,8 +35,8 @@ type server struct {
 	reached     int     // successive calls with an answer
 	unreached   int     // successive calls without an answer, by the server's fault
 	unheard     bool
-	// accused are servers: calls through them to this server had no answer. If this server answers
-	// its own next call, the fault was theirs.
+	// accused are the servers through which calls to this server went, and had no answer. If this
+	// server answers a call that goes to it directly, the fault was theirs.
 	accused []*server
 }
 
