@@ -116,7 +116,7 @@ func mapForWriting(f *os.File) ([]byte, error) {
 	return page, nil
 }
 
-// checkHeader returns an error if the page is not of a file of load reports of this version.
+// checkHeader returns an error unless the page has the header of this version of the layout.
 func checkHeader(page []byte) error {
 	if got := word(page, magicOffset).Load(); got != magic {
 		return fmt.Errorf("begins with %#x, so it is not a file of load reports", got)
@@ -155,7 +155,7 @@ func word(page []byte, offset int) *atomic.Uint64 {
 // Begin counts one more request (or worker, in the unit of the capacity) as busy.
 func (r *Reporter) Begin() { r.word.Add(1) }
 
-// End undoes one Begin. Without a Begin to undo it does nothing.
+// End undoes one Begin. If no request is busy, it does nothing.
 func (r *Reporter) End() {
 	for {
 		old := r.word.Load()

@@ -43,7 +43,7 @@ func srlb3(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.dispersed(results, 0.88)
+	r.compareAtHighLoad(results, 0.88)
 	return nil
 }
 
@@ -58,6 +58,6 @@ func srlb5(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.lightLoad(results, 0.61)
+	r.compareAtLightLoad(results, 0.61)
 	return nil
 }

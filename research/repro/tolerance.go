@@ -68,10 +68,10 @@ var (
 	stated = allowance{rule: Stated}
 )
 
-// sampled is the rule MonteCarlo for an estimate e. n is the number of runs here, and m is that of
-// the paper (paperRuns). The interval of the difference of both means is √(1 + n/m) times as wide
-// as that of e. If paperRuns is derived, the paper's number is exact, and the interval is that of
-// e.
+// sampled is the rule MonteCarlo for an estimate e. runs is the number of its runs, and paperRuns is
+// that of the paper. The interval of the difference of both means is √(1 + runs/paperRuns) times as
+// wide as that of e. If paperRuns is derived, the paper's number is exact, and the interval is that
+// of e.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
 	if paperRuns == derived {
 		return allowance{MonteCarlo, e.Half}

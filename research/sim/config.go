@@ -299,8 +299,9 @@ func (c *Config) checkBalancers(p *problems) {
 	}
 }
 
-// checkJobs checks the jobs, and whether the arrivals fit them: work by the size of a flow needs a
-// trace that tells the size of each flow of the job, so none of them may be drawn.
+// checkJobs checks the jobs, and whether the arrivals fit them. If the work of a job depends on the
+// size of a flow, each flow of the job must come from a trace that tells its size. So the job's
+// share must be 0: a flow that is drawn by the shares has no size.
 func (c *Config) checkJobs(p *problems) {
 	p.require(len(c.Jobs) > 0, "no jobs")
 	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)

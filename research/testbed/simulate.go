@@ -207,7 +207,7 @@ func (c Case) estimator() infer.Kind {
 	return cmp.Or(infer.Kind(c.Infer.Estimator), infer.TerritoryLearned)
 }
 
-// What the data path has for balancers with load reports, repeated for the simulator.
+// The data path has these settings for load reports. They are repeated here for the simulator.
 const (
 	// reportAge is the time by the clock in which the weight of a report falls to 1/e.
 	reportAge = 200 * time.Millisecond

@@ -25,7 +25,7 @@ type object struct {
 	content    []byte   // the content without a mutant
 }
 
-// mostGrowth is by how many bytes an object with a mutant may be longer than without.
+// mostGrowth is the largest number of bytes by which a mutant may lengthen an object.
 const mostGrowth = 1 << 16
 
 // testProgram is the name of the test program that runs.

@@ -115,8 +115,8 @@ func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	clear(u.weights[pkg])
 }
 
-// print writes the packages and the tests that have taken the most CPU time. packages and tests are
-// the greatest numbers of each.
+// print writes the packages and the tests that have taken the most CPU time: at most so many
+// packages, and so many tests.
 func (u *usage) print(packages, tests int) {
 	fmt.Println("== CPU time of packages")
 	for _, pkg := range expensive(u.total, packages) {

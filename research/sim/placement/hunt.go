@@ -241,7 +241,7 @@ func (p *chained) Place(f *sim.Flow, offer *sim.Offer) {
 	offer.N = min(offer.N, p.chain)
 }
 
-// Recover returns all candidates, if they are those of the bucket.
+// Recover returns all candidates of the flow's bucket. If candidates are random, it returns none.
 func (p *chained) Recover(f *sim.Flow, offer *sim.Offer) {
 	if r, ok := p.Placement.(sim.Recoverer); ok {
 		r.Recover(f, offer)

@@ -108,8 +108,8 @@ func (t *tally) placed(f *sim.Flow, server int32) {
 	}
 }
 
-// connected notes the first acknowledgement of a flow, and counts the flow unless it counts from
-// its SYN. A flow that came from another balancer is first treated as placed.
+// connected notes the first acknowledgement of a flow, and counts the flow, unless flows count from
+// their SYN (early). A flow that came from another balancer is first treated as placed.
 func (t *tally) connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {

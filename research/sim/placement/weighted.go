@@ -159,7 +159,7 @@ func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
 // earliest turn comes first.
 type WeightedRoundRobin struct {
 	Polled `yaml:",inline"`
-	// Formula tells how weights follow from loads. The default ("") is the formula above.
+	// Formula tells how weights follow from loads. The default ("") is capacity / (flows + 1).
 	Formula Formula `yaml:"formula"`
 }
 
