@@ -75,9 +75,9 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 	return r, nil
 }
 
-// keepOpen returns a second descriptor of the open file, which is closed on exec and which the
-// garbage collector does not close. The lock lasts while the open file has a descriptor. A mapping
-// is not enough: on overlayfs the kernel maps the underlying file instead.
+// keepOpen returns a second descriptor of the open file. It is closed on exec, but the garbage
+// collector does not close it. The lock lasts while the open file has a descriptor. A mapping is
+// not enough: on overlayfs the kernel maps the underlying file instead.
 func keepOpen(f *os.File) (int, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

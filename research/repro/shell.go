@@ -190,7 +190,7 @@ func finite(infinite []float64, q float64) []float64 {
 	return out
 }
 
-// calibrate finds, by bisection, the q of finite with which connections are reset with the given
+// calibrate finds, by bisection, the q with which the last share that finite returns is the given
 // probability.
 func calibrate(infinite []float64, probability float64) float64 {
 	low, high := 0.0, 1.0

@@ -21,8 +21,9 @@ const (
 	// PrintedDigits allows half a unit of the last digit that the paper prints. It is for computed
 	// numbers.
 	PrintedDigits Rule = "printed digits"
-	// MonteCarlo adds to that the 95% confidence interval of the difference between the mean of the
-	// runs here and the mean of as many runs as the paper has. It is for simulated numbers.
+	// MonteCarlo adds to PrintedDigits the 95% confidence interval of the difference between the
+	// mean of the runs here and the mean of as many runs as the paper has. It is for simulated
+	// numbers.
 	MonteCarlo Rule = "Monte Carlo, 95%"
 	// Drawing allows 5%: two curves or bars of a drawing that differ by less look alike. It is for
 	// results that the text calls equal, close or different, without a number.

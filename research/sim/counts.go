@@ -28,7 +28,7 @@ func NewCounts(n int) *Counts {
 // Of returns the count of a server.
 func (c *Counts) Of(s int32) int32 { return c.count[s] }
 
-// Add adds one to the count of a server.
+// Add adds one to the count of a server. An eligible server also changes its place in order.
 func (c *Counts) Add(s int32) {
 	c.count[s]++
 	n := c.count[s]

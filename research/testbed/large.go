@@ -28,9 +28,9 @@ func (s settings) largeServers() map[string]bool {
 	return large
 }
 
-// EstimateRatio returns what the balancers infer about the servers with the largest capacity,
-// relative to what they infer about the others. It is NaN if they do not infer, or if all servers
-// have the same capacity.
+// EstimateRatio returns the mean estimate for the servers with the largest capacity, divided by
+// that for the other servers. It is NaN if the balancers do not infer, or if all servers have the
+// same capacity.
 func (r *Run) EstimateRatio() float64 {
 	most := 0.0
 	for _, s := range r.Shares {

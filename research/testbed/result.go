@@ -60,12 +60,12 @@ type Claim struct {
 	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if not At
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
-	// BeyondSimulated is by how much the ratio of Of to Over may exceed the simulated ratio at any
-	// point.
+	// BeyondSimulated is the largest difference by which the ratio of Of to Over may exceed the
+	// simulated ratio at any point.
 	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
 
-	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
-	Holds string `json:"holds,omitempty" yaml:"-"`
+	// Condition is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
+	Condition string `json:"holds,omitempty" yaml:"-"`
 	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
 	// whether the measured value meets the condition. They are absent while runs are missing.
 	// Simulated is also absent for quantities that are not times, for cases that the simulator does

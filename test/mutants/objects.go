@@ -82,8 +82,8 @@ func (t *tree) sourcesOf(ctx context.Context, folder, source, flags string) (fil
 	return files, err
 }
 
-// pad appends zeros to the file of an object, which the loader does not read, and returns the
-// content. The content then has the given length. If the length is 0, pad appends mostGrowth zeros.
+// pad appends zeros, which the loader does not read, to the file of an object. It returns the
+// content, which then has the given length. If the length is 0, pad appends mostGrowth zeros.
 func (t *tree) pad(o object, length int) ([]byte, error) {
 	name := filepath.Join(t.dir, o.file)
 	content, err := os.ReadFile(name)

@@ -215,8 +215,8 @@ var soak = []tier{
 	},
 }
 
-// choosePackages returns those of all packages of the module that belong to the tier (tierOf). The
-// tier must not be one that names its packages (isNamed).
+// choosePackages returns the packages that belong to the tier (tierOf). all are the packages of the
+// module. The tier must not be one that names its packages (isNamed).
 func (t tier) choosePackages(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
 		return !slices.Equal(tierOf(pkg), t.packages)

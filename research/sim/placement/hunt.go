@@ -300,9 +300,9 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare puts the spare server that reported last, and that is not in the list, in the last
-// place of the list. It may be outside the bucket. If the list is full, the server replaces the
-// last candidate. Without such a server, the list stays as it is.
+// offerSpare puts a spare server in the last place of the list: of the spare servers that are not
+// in the list, the one that reported last. It may be outside the bucket. If the list is full, it
+// replaces the last candidate. Without such a server, the list stays as it is.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
@@ -344,8 +344,8 @@ func (p *reported) report(server int32, load *sim.Load) {
 // had before the flow. That load counts in the mean of the reports.
 func (p *reported) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 	for i := range min(offer.N, p.others) {
-		isOther := offer.Servers[i] != f.Server || p.others == sim.MaxChain
-		if isOther && offer.Loads[i].CPUs > 0 {
+		isCarried := offer.Servers[i] != f.Server || p.others == sim.MaxChain
+		if isCarried && offer.Loads[i].CPUs > 0 {
 			p.report(offer.Servers[i], &offer.Loads[i])
 		}
 	}

@@ -44,9 +44,9 @@ func (c Count) validate() error { return oneOf("count", c, "", CountPlaced, Coun
 // Ties tells which of several servers with the same score gets a flow.
 type Ties string
 
-// The server is chosen at random (""), or it is the first in an order: that of the configuration,
-// that which each balancer has drawn for itself, or that of infer.Order, which begins with the
-// balancer's home servers.
+// The server is chosen at random (""), or it is the first in an order: that of the configuration, a
+// random order of the balancer's own, or that of infer.Order, which begins with the balancer's home
+// servers.
 const (
 	TiesRandom Ties = "random"
 	TiesFirst  Ties = "first"

@@ -27,7 +27,7 @@ type Queues struct {
 
 func (q *Queues) validate() error { return errors.Join(q.Truth.validate(), q.Count.validate()) }
 
-// flows returns the number of flows of a server, of all balancers.
+// flows returns the number of a server's flows from all balancers, counted as Count says.
 func (q *Queues) flows(w sim.World, server int32) float64 {
 	if q.Count == CountPlaced {
 		return float64(w.Open(server))

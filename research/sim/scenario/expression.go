@@ -99,16 +99,16 @@ func (b *builder) assertion(path string, a Assertion) {
 		return
 	}
 	b.result.Assertions = append(b.result.Assertions,
-		Condition{Text: text, Expected: a.Holds != "", compare: compare, bare: p.bare})
+		Condition{Text: text, Expected: a.Holds != "", compare: compare, everyCase: p.everyCase})
 }
 
 var word = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_.+-]*|[0-9][0-9A-Za-zµ.]*|<=|>=|[^\s]`)
 
 // parser reads a condition word by word.
 type parser struct {
-	words []string
-	cases []RunnableCase
-	bare  bool // a metric without a case has been read
+	words     []string
+	cases     []RunnableCase
+	everyCase bool // a metric without a case has been read
 }
 
 // next returns the next word. It is empty at the end.
@@ -307,7 +307,7 @@ func constant(x float64, time int) expression {
 // reads the metric from the results of that case, or without one from those of the current case.
 func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
-		p.bare = true
+		p.everyCase = true
 		return func(r results) float64 { return value(r.cases[r.current]) }, nil
 	}
 	name := p.next()
