@@ -85,7 +85,7 @@ func (f *folder) hasSimulation() bool {
 	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return run.Simulated != nil })
 }
 
-// subject is what the experiment measures.
+// subject names the quantity that the experiment measures.
 func (f *folder) subject() string {
 	if f.forwards() {
 		return "CPU time of a packet"

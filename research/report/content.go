@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// content is what the page shows of one directory of results.
+// content has everything that the page shows of one directory of results.
 type content struct {
 	*testbed.Results
 	ID     string

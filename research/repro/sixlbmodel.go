@@ -113,8 +113,9 @@ func settlingTime(
 	return max(shortest, 2*now), nil
 }
 
-// manyServersConfig has servers with one processor, first come, first served, that start empty.
-// Only the second half of its time counts.
+// manyServersConfig returns the configuration of a simulation of manyServers servers. They have one
+// processor, serve first come, first served, and start empty. Only the second half of the duration
+// is measured.
 func manyServersConfig(load float64, threshold int, duration float64) (*sim.Config, error) {
 	spec := &placement.SR{Hunt: placement.Hunt{Candidates: 2, Random: true}, Threshold: threshold}
 	method, policy, err := spec.Build()

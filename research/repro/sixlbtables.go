@@ -134,7 +134,8 @@ func figure6(_ context.Context, r *run) error {
 	return nil
 }
 
-// resiliencyServers returns n servers of an experiment, with names.
+// resiliencyServers returns n servers. Their names depend on the experiment, and so does their
+// table.
 func resiliencyServers(n, experiment int) []tables.Server {
 	servers := make([]tables.Server, n)
 	for i := range servers {

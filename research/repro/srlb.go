@@ -16,7 +16,8 @@ var srlbFigures = []Figure{
 	{"srlb-5", "Distribution of response times, light load", "SRLB, section V-C", srlb5},
 }
 
-// srlbContenders has the paper's name for the baseline, which is random and not round-robin.
+// srlbContenders returns the hunters, with the paper's name for the baseline. The paper calls it
+// RR, although it is random and not round-robin.
 func srlbContenders() []contender {
 	contenders := slices.Clone(hunters)
 	contenders[0].name = "RR (random)"

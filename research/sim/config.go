@@ -19,7 +19,7 @@ import (
 	"slices"
 )
 
-// Config is what a run simulates. Times are in seconds.
+// Config describes the system that a run simulates. Times are in seconds.
 type Config struct {
 	Servers   []Server
 	Balancers []Share
@@ -32,9 +32,9 @@ type Config struct {
 	// servers take all offered flows.
 	Placement Method
 	Policy    Policy
-	// Timeout is how long clients wait, from their SYN to the end of the response. 0 means for
-	// ever. A server notices that a client has gone when the flow comes to the head of the
-	// backlog.
+	// Timeout is the time for which clients wait, from their SYN to the end of the response. 0
+	// means for ever. A server notices that a client has gone when the flow comes to the head of
+	// the backlog.
 	Timeout float64
 	// Silent makes a server with a full backlog drop a flow instead of resetting it. The client
 	// then gives up after Timeout, which must not be 0, and the flow counts as TimedOut instead of

@@ -32,7 +32,7 @@ func (c *Counts) Of(s int32) int32 { return c.count[s] }
 func (c *Counts) Add(s int32) {
 	c.count[s]++
 	n := c.count[s]
-	if int(n)+1 >= len(c.boundary) {
+	if int(n)+1 >= len(c.boundary) { // no server had n flows before
 		c.boundary = append(c.boundary, int32(len(c.order)))
 	}
 	if c.place[s] != none {
@@ -105,5 +105,6 @@ func (c *Counts) Least() []int32 {
 	if len(c.order) == 0 {
 		return nil
 	}
-	return c.order[:c.boundary[c.count[c.order[0]]+1]]
+	least := c.count[c.order[0]]
+	return c.order[:c.boundary[least+1]]
 }

@@ -185,8 +185,9 @@ func (e *engine) keepUse() {
 	e.keepLoads(&r.Measures, &window, elapsed)
 }
 
-// count calls a function with each Measures to which a flow belongs: that of the whole run if the
-// flow is measured, and that of the interval in which its SYN was sent, if there are intervals.
+// count calls a function with each Measures that counts the flow: with those of the whole run if
+// the flow is measured, and with those of the interval in which its SYN was sent, if there are
+// intervals.
 func (e *engine) count(flow *flow, count func(*Measures)) {
 	if flow.measured {
 		count(&e.result.Measures)

@@ -130,7 +130,7 @@ type (
 	Recoverer interface{ Recover(f *Flow, offer *Offer) }
 )
 
-// Outcome is how a flow ended.
+// Outcome is the way in which a flow ended.
 type Outcome uint8
 
 // The outcomes.

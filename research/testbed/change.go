@@ -32,7 +32,7 @@ const (
 const (
 	// atOnce is the number of connections that open at the same time.
 	atOnce = 64
-	// answerTimeout is how long a request on an open connection may take.
+	// answerTimeout is the longest time that a request on an open connection may take.
 	answerTimeout = 10 * time.Second
 )
 

@@ -4,8 +4,8 @@ package testbed
 
 import "time"
 
-// Results is what a directory of results contains. The runner writes it as results.json each time
-// that a run has ended.
+// Results is the content of results.json in a directory of results. The runner writes this file
+// each time that a run has ended.
 type Results struct {
 	// Experiment is the name of the experiment, the name of its file without the ending.
 	Experiment string `json:"experiment"`
@@ -77,7 +77,7 @@ type Claim struct {
 	Met       *bool    `json:"met,omitempty" yaml:"-"`
 }
 
-// Environment is where an experiment ran.
+// Environment describes the machine, the build and the time of an experiment.
 type Environment struct {
 	Version  string    `json:"version"` // of Segue
 	Kernel   string    `json:"kernel"`
@@ -206,6 +206,6 @@ type Machine struct {
 	Idle float64 `json:"idle"`
 	// Generator is the CPU time of the load generator as a share of one core.
 	Generator float64 `json:"generator"`
-	// LateP99 is how late the generator sent requests by the clock, in seconds.
+	// LateP99 is the 99th percentile of the lateness of requests by the clock, in seconds.
 	LateP99 float64 `json:"late_p99"`
 }

@@ -157,9 +157,9 @@ type Least struct {
 	// by the factor e, because an older report says less. The best value is about the duration of
 	// flows. A value that is 4 times as large or small does little harm. 0 means no ageing.
 	Age time.Duration `yaml:"age"`
-	// ReportOthers tells which loads the signal of the server that took a flow carries in addition
-	// to the server's own: those of all servers that passed the flow on ("" or all), that of the
-	// first candidate (first), or none (none).
+	// ReportOthers tells which loads of other servers a create-stickiness signal carries: those of
+	// all servers that passed the flow on ("" or all), only that of the first candidate (first), or
+	// none (none).
 	ReportOthers ReportOthers `yaml:"report-others"`
 	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
 	Coded bool `yaml:"coded"`
