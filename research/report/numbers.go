@@ -88,8 +88,8 @@ func estimate(runs []*testbed.Run, from source, m measure, u unit) (sim.Estimate
 	return e, len(values) > 0
 }
 
-// deviation returns by how much the measured mean response times exceed the simulated ones for the
-// same arrivals, in percent. It returns false if there is no simulation.
+// deviation returns the difference of the measured mean response times from the simulated ones for
+// the same arrivals, in percent of the simulated ones. It returns false if there is no simulation.
 func deviation(runs []*testbed.Run) (sim.Estimate, bool) {
 	var values []float64
 	for _, run := range runs {

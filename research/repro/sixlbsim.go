@@ -83,8 +83,8 @@ func figure10a(ctx context.Context, r *run) error {
 }
 
 // addModel draws the response times of section V's model, for servers with two processors. It
-// returns by which factor simulation and model differ at most, at loads below 0.9 and at the
-// others. The factor is at least 1.
+// returns the largest factors by which simulation and model differ: below load 0.9 (below), and
+// from there on (above). A factor is at least 1.
 func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (below, above float64, err error) {
 	for i, threshold := range []int{0, 4, 8, 16} { // of the first hunters; 0 is single choice
 		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed, Like: hunters[i].name}

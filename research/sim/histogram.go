@@ -122,8 +122,8 @@ func (h *Histogram) Quantile(q float64) float64 {
 	return h.max
 }
 
-// Below returns the share of values up to x, 0 to 1. Values in the bucket of x count in
-// proportion.
+// Below returns the share of values up to x, 0 to 1. It takes the values in the
+// bucket of x as evenly distributed over this bucket.
 func (h *Histogram) Below(x float64) float64 {
 	if h.count == 0 {
 		return math.NaN()

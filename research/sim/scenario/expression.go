@@ -304,7 +304,8 @@ func constant(x float64, time int) expression {
 }
 
 // ofCase reads the case in parentheses after a metric, if there is one. It returns a function that
-// reads the metric from the results of that case, or without one from those of the current case.
+// reads the metric from the results of that case. Without a case in parentheses, the function reads
+// it from the results of the current case.
 func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
 		p.everyCase = true
