@@ -75,9 +75,9 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 	return r, nil
 }
 
-// keepOpen returns a second descriptor of the open file, which is closed on exec and which the
-// garbage collector does not close. The lock lasts while the open file has a descriptor. A mapping
-// is not enough: on overlayfs the kernel maps the underlying file instead.
+// keepOpen returns a second descriptor of the open file. It is closed on exec, but the garbage
+// collector does not close it. The lock lasts while the open file has a descriptor. A mapping is
+// not enough: on overlayfs the kernel maps the underlying file instead.
 func keepOpen(f *os.File) (int, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -116,7 +116,7 @@ func mapForWriting(f *os.File) ([]byte, error) {
 	return page, nil
 }
 
-// checkHeader returns an error if the page is not of a file of load reports of this version.
+// checkHeader returns an error unless the page has the header of this version of the layout.
 func checkHeader(page []byte) error {
 	if got := word(page, magicOffset).Load(); got != magic {
 		return fmt.Errorf("begins with %#x, so it is not a file of load reports", got)
@@ -155,7 +155,7 @@ func word(page []byte, offset int) *atomic.Uint64 {
 // Begin counts one more request (or worker, in the unit of the capacity) as busy.
 func (r *Reporter) Begin() { r.word.Add(1) }
 
-// End undoes one Begin. Without a Begin to undo it does nothing.
+// End undoes one Begin. If no request is busy, it does nothing.
 func (r *Reporter) End() {
 	for {
 		old := r.word.Load()

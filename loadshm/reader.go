@@ -151,8 +151,8 @@ func copyPage(page []byte) (words [slots]uint64, err error) {
 	return words, nil
 }
 
-// sum adds up the slots of living processes. A slot that has changed since an ended process left it
-// belongs to a living one.
+// sum adds up the slots of living processes. If a slot has changed since its process ended, another
+// process, which lives, has taken it.
 func (r *Reader) sum(words *[slots]uint64) (busy, capacity uint32, err error) {
 	var busySum, capacitySum uint64
 	for slot, w := range words {

@@ -65,7 +65,7 @@ static inline void segue_load_begin(struct segue_load *load)
 	__atomic_fetch_add(load->word, 1, __ATOMIC_RELAXED);
 }
 
-/* Undoes one segue_load_begin. Without one to undo it does nothing. */
+/* Undoes one segue_load_begin. If no request is busy, it does nothing. */
 static inline void segue_load_end(struct segue_load *load)
 {
 	uint64_t old = __atomic_load_n(load->word, __ATOMIC_RELAXED);

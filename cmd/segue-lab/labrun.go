@@ -454,7 +454,7 @@ func printClaim(out io.Writer, c testbed.Claim) {
 	if *c.Met {
 		verdict = "is met"
 	}
-	fmt.Fprintf(out, "  %s %s: %.3g", c.Holds, verdict, *c.Measured)
+	fmt.Fprintf(out, "  %s %s: %.3g", c.Condition, verdict, *c.Measured)
 	if c.Simulated != nil {
 		fmt.Fprintf(out, " (simulated: %.3g)", *c.Simulated)
 	}

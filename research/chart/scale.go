@@ -15,8 +15,8 @@ type scale struct {
 	start, size float64 // position of low, and distance from there to high
 }
 
-// newScale returns a scale for the bounds that the axis sets, or otherwise for the values. In the
-// latter case it adds some margin, unless exact is true.
+// newScale returns a scale for the bounds that the axis sets. If it sets none, the scale is for the
+// values, with some margin unless exact is true.
 func newScale(axis *Axis, values []float64, start, size float64, exact bool) scale {
 	s := scale{axis: axis, start: start, size: size}
 	if axis.Min != 0 || axis.Max != 0 {
@@ -145,7 +145,7 @@ func (s *scale) logTicks(most int) []tick {
 	if float64(len(logFactors))*(s.high-s.low) > float64(most) {
 		factors = []float64{1}
 	}
-	// From one decade with ticks to the next.
+	// Only every step-th decade has ticks.
 	step := max(1, math.Ceil((s.high-s.low)/float64(most)))
 	var ticks []tick
 	for decade := math.Floor(s.low/step) * step; decade <= s.high; decade += step {

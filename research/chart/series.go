@@ -130,7 +130,7 @@ func (p *plot) band(s *Series) {
 	p.printf(`<polygon points="%s" class="band"/>`+"\n", strings.TrimSpace(d.String()))
 }
 
-// offset is how far the bars of a series are beside the centre of their category.
+// offset is the distance of the bars of a series from the centre of their category.
 func (p *plot) offset(i int) float64 {
 	if p.Series[i].Style != Bars {
 		return 0

@@ -313,7 +313,7 @@ func (s TwoServers) stationary(ctx context.Context) ([]float64, error) {
 	return p, nil
 }
 
-// sweep computes the probability of state i again, and returns by how much it has changed.
+// sweep computes the probability of state i again, and returns the size of its change.
 func (c *chain) sweep(p []float64, i int) (change float64) {
 	if c.out[i] == 0 {
 		return 0

@@ -85,7 +85,7 @@ func (f *folder) hasSimulation() bool {
 	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return run.Simulated != nil })
 }
 
-// subject is what the experiment measures.
+// subject names the quantity that the experiment measures.
 func (f *folder) subject() string {
 	if f.forwards() {
 		return "CPU time of a packet"
@@ -231,8 +231,8 @@ func (f *folder) distributions(title, chartTitle, name string, of ...source) sec
 // slowest requests would take more room than all others.
 const cutOff = 0.98
 
-// distribution draws the distributions at a point. The lines of the first source are solid. Those
-// of the others have the styles of ways.
+// distribution draws the distributions at a point. The lines of the first source are solid, and
+// lines of other sources have the styles in ways.
 func (f *folder) distribution(x float64, of []source) chart.Chart {
 	c := chart.Chart{
 		X: chart.Axis{Label: "time, ms"},

@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/research/testbed"
 )
 
-// content is what the page shows of one directory of results.
+// content has everything that the page shows of one directory of results.
 type content struct {
 	*testbed.Results
 	ID     string
@@ -57,7 +57,7 @@ type shownSection struct {
 
 // claim is a line of the table of claims.
 type claim struct {
-	Text, Holds                string
+	Text, Condition            string
 	Measured, Simulated, Model string
 	Verdict                    string
 	Class                      string
@@ -189,7 +189,7 @@ func (c *content) addClaims() {
 	}
 	for _, p := range c.Results.Claims {
 		shown := claim{
-			Text: p.Text, Holds: p.Holds, Measured: text(p.Measured), Simulated: text(p.Simulated),
+			Text: p.Text, Condition: p.Condition, Measured: text(p.Measured), Simulated: text(p.Simulated),
 			Model: text(p.Model), Verdict: "not judged", Class: "faint",
 		}
 		if p.Met != nil {

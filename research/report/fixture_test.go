@@ -370,9 +370,9 @@ func fixtures(scale float64) map[string]fixture {
 	sweep.Cases = []string{"sc", "sr4", "sr8", "sr16", "srdyn"}
 	sweep.Points, sweep.Seeds = []float64{0.5, 0.65, 0.77, 0.88, 0.95}, 3
 	sweep.Claims = []testbed.Claim{
-		{Text: "SR4 is up to 2.3 times better than SC", Holds: "max(sc / sr4) >= 2.3",
+		{Text: "SR4 is up to 2.3 times better than SC", Condition: "max(sc / sr4) >= 2.3",
 			Measured: pointer(2.71828), Simulated: pointer(2.65), Model: pointer(3.0), Met: pointer(true)},
-		{Text: "SRdyn is close to the best static policy", Holds: "mean(srdyn, 0.88) / mean(sr4, 0.88) <= 1.1",
+		{Text: "SRdyn is close to the best static policy", Condition: "mean(srdyn, 0.88) / mean(sr4, 0.88) <= 1.1",
 			Measured: pointer(1.21), Simulated: pointer(1.19), Met: pointer(false)},
 		{Text: "SR4 spreads queries better between all servers"},
 	}

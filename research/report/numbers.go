@@ -70,8 +70,8 @@ func handshake(run *testbed.Run) *testbed.Response { return run.Handshake }
 
 // estimate returns the mean of a measure over runs with different seeds, with its confidence
 // interval. For the mean response time of a single run, the interval is Response.Half, if that is
-// known. It returns false if no run has the measure, which is 0 then: the model, for example, has
-// only the mean.
+// known. A measure of 0 counts as missing: the model, for example, has only the mean. If no run has
+// the measure, estimate returns false.
 func estimate(runs []*testbed.Run, from source, m measure, u unit) (sim.Estimate, bool) {
 	var values []float64
 	half := 0.0
@@ -88,8 +88,8 @@ func estimate(runs []*testbed.Run, from source, m measure, u unit) (sim.Estimate
 	return e, len(values) > 0
 }
 
-// deviation returns by how much the measured mean response times exceed the simulated ones for the
-// same arrivals, in percent. It returns false if there is no simulation.
+// deviation returns the difference of the measured mean response times from the simulated ones for
+// the same arrivals, in percent of the simulated ones. It returns false if there is no simulation.
 func deviation(runs []*testbed.Run) (sim.Estimate, bool) {
 	var values []float64
 	for _, run := range runs {

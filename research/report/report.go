@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report makes pages of the results of experiments in the lab: what the papers claim,
-// what was measured, what the simulator has for the same arrivals, and what queueing theory has for
-// the load.
+// Package report makes pages of the results of experiments in the lab. They show the claims of the
+// papers, the measurements, the results of the simulator for the same arrivals, and those of
+// queueing theory for the load.
 package report
 
 import (

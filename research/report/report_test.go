@@ -318,9 +318,9 @@ func TestClaims(t *testing.T) {
 	directory := t.TempDir()
 	results := small(t, directory, 0.1)
 	results.Claims = []testbed.Claim{
-		{Text: "a", Holds: "b >= 2.3", Measured: pointer(2.34567), Simulated: pointer(0.012345), Met: pointer(true)},
-		{Text: "c", Holds: "d < 1", Measured: pointer(1234.5), Model: pointer(0.0), Met: pointer(false)},
-		{Text: "e", Holds: "f < 1"},
+		{Text: "a", Condition: "b >= 2.3", Measured: pointer(2.34567), Simulated: pointer(0.012345), Met: pointer(true)},
+		{Text: "c", Condition: "d < 1", Measured: pointer(1234.5), Model: pointer(0.0), Met: pointer(false)},
+		{Text: "e", Condition: "f < 1"},
 	}
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
@@ -387,7 +387,7 @@ func TestEscaping(t *testing.T) {
 	results.Experiment, results.Title, results.Paper, results.Text = "../"+evil, evil, evil, evil
 	results.Axis.Key, results.Axis.Label = "", evil
 	results.Cases[0] = evil
-	results.Claims = []testbed.Claim{{Text: evil, Holds: evil}}
+	results.Claims = []testbed.Claim{{Text: evil, Condition: evil}}
 	results.Environment = testbed.Environment{Version: evil, Kernel: evil, CPU: evil}
 	run := &results.Runs[0]
 	run.Case, run.Warnings, run.Failures = evil, []string{evil}, map[string]uint64{evil: 1}

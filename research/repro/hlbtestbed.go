@@ -159,8 +159,8 @@ func hlb21(ctx context.Context, r *run) error {
 		func(condition, i int) (*sim.Config, error) {
 			// A condition is a demand and a load: the first conditions have the first demand.
 			demand := demands[condition/len(loads)]
-			// In a time in proportion to the work, a processor or disk serves as many flows of
-			// each demand.
+			// The duration is in proportion to the work of a flow, so that a processor or disk
+			// serves the same number of flows, whatever the demand.
 			seconds := pick(r, 2000.0, 8000.0) * demand[0].Work.Mean()
 			return hlbTestbed(rivals[i], demand, loads[condition%len(loads)], seconds)
 		},

@@ -26,7 +26,7 @@ type weighing interface {
 	Gain(server int32) float64
 }
 
-// weighings calls see for each server on each balancer. All balancers must run HLB.
+// weighings calls the function see for each server on each balancer. All balancers must run HLB.
 func weighings(w sim.World, see func(server int32, at weighing)) {
 	for b := range w.Balancers() {
 		at := w.Placement(int32(b)).(weighing)

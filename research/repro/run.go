@@ -65,7 +65,7 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 // makeOne makes a figure, unless its result is stored.
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
 	if result, ok := s.load(figure.Name); ok {
-		// The files may have been removed.
+		// The files of the charts may have been removed, so they are written again.
 		return Outcome{figure, result, true}, s.saveCharts(figure.Name, result)
 	}
 	r := &run{Settings: settings, figure: figure.Name}

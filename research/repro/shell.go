@@ -97,8 +97,8 @@ func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	}
 }
 
-// lose marks the places whose server in the first table is not in their present history, which
-// column returns. It returns the share of the marked places.
+// lose marks the places whose server in the first table is not in their present history. column
+// returns the history of a place. lose returns the share of all places that are marked.
 func lose(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
 	n := 0
 	for place, server := range first.Rows {
@@ -177,9 +177,9 @@ func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, 
 }
 
 // finite returns, for each number of reconfigurations, the share of the connections that are reset
-// up to it, if connections end. infinite are the shares for connections that never end. After each
-// reconfiguration, a connection sees another one with probability q, as with exponential durations
-// and a constant rate of reconfigurations.
+// up to it, if connections end. infinite are the shares for connections that never end. A
+// connection lasts until the next reconfiguration with probability q, however long it has lasted,
+// as with exponential durations and a constant rate of reconfigurations.
 func finite(infinite []float64, q float64) []float64 {
 	out := make([]float64, len(infinite))
 	reached := 1.0 // share of the connections that see n reconfigurations
@@ -190,7 +190,7 @@ func finite(infinite []float64, q float64) []float64 {
 	return out
 }
 
-// calibrate finds, by bisection, the q of finite with which connections are reset with the given
+// calibrate finds, by bisection, the q with which the last share that finite returns is the given
 // probability.
 func calibrate(infinite []float64, probability float64) float64 {
 	low, high := 0.0, 1.0

@@ -48,7 +48,7 @@ func TestSettled(t *testing.T) {
 		threshold   int
 		least, most float64
 	}{{0.5, 4, 200, 200}, {0.88, 4, 200, 200}, {0.95, 2, 1400, 1800}} {
-		got, err := settled(t.Context(), test.load, test.threshold, 200)
+		got, err := settlingTime(t.Context(), test.load, test.threshold, 200)
 		testhost.Must(t, err)
 		if got < test.least || got > test.most {
 			t.Errorf("SR%d at %v: %v, want %v to %v", test.threshold, test.load, got, test.least, test.most)
@@ -286,7 +286,7 @@ func TestMultiplesFail(t *testing.T) {
 		generator func(int, *rand.Rand) uint32
 		want      [2]float64
 	}{"ascending": {ascending, [2]float64{0.22, 0.057}}, "random": {anyGenerator, [2]float64{0.026, 0.014}}} {
-		rates, err := multiplesFail(1, 4, 8, test.generator)
+		rates, err := failuresOfMultiples(1, 4, 8, test.generator)
 		testhost.Must(t, err)
 		for i := range rates {
 			if math.Abs(rates[i]-test.want[i]) > 0.1*test.want[i] {
@@ -294,7 +294,7 @@ func TestMultiplesFail(t *testing.T) {
 			}
 		}
 	}
-	if rates, err := multiplesFail(1, 1, 0, ascending); err != nil || rates != [2]float64{} {
+	if rates, err := failuresOfMultiples(1, 1, 0, ascending); err != nil || rates != [2]float64{} {
 		t.Errorf("%v, %v, though no server goes", rates, err)
 	}
 }

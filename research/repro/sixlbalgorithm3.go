@@ -58,7 +58,7 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 	last := steps[len(sizes)-1]
 	r.smaller("steps of one table with two candidates", "two tables with one", last[1], 2*last[0],
 		"M = 65537")
-	joint, apart, err := independentTablesFail(r.Seed, experiments)
+	joint, apart, err := failuresOfIndependentTables(r.Seed, experiments)
 	if err != nil {
 		return err
 	}
@@ -120,9 +120,9 @@ func algorithm3(
 	}
 }
 
-// independentTablesFail returns the failure rates of section III-B1 when 8 servers are removed:
-// with one table of two candidates, and with two independent tables of one candidate each.
-func independentTablesFail(seed uint64, experiments int) (joint, apart float64, err error) {
+// failuresOfIndependentTables returns the failure rates of section III-B1 when 8 servers are
+// removed: with one table of two candidates, and with two independent tables of one candidate each.
+func failuresOfIndependentTables(seed uint64, experiments int) (joint, apart float64, err error) {
 	for e := range experiments {
 		rng := rand.New(rand.NewPCG(seed, uint64(e)))
 		first := randomPermutations(resilientServers, resilientBuckets, rng)

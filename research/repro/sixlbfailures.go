@@ -15,9 +15,10 @@ const failureLoad = 0.71
 
 // sectionIID simulates section II-D of 6LB: one of 48 hosts, or the application on it, fails, and
 // balancers do not know yet. p_R is the share of flows that their first candidate rejects. If a
-// host fails, 1 + p_R times as many new flows fail as with SC: those whose first candidate it is,
-// and those that their first candidate rejects and whose second candidate it is. If an application
-// fails, its host passes flows on. So only the latter flows fail, p_R times as many as with SC.
+// host fails, two groups of new flows fail. The first candidate of one group is the host: as many
+// flows as with SC. The other group, p_R times as many, is rejected by its first candidate, and its
+// second one is the host. If an application fails, its host passes flows on. So only the second
+// group fails.
 func sectionIID(ctx context.Context, r *run) error {
 	experiments := pick(r, 8, 20)
 	contenders := []contender{singleChoice, sr4, srDynamic}
@@ -81,8 +82,9 @@ func sectionIID(ctx context.Context, r *run) error {
 }
 
 // compareFailures checks the statements of section II-D about a contender. rejected is p_R in
-// percent, measured without a failure. extra and fewer are by which share more flows (host) and
-// fewer flows (application) fail than with SC, relative to what the text states: p_R and 1 - p_R.
+// percent, measured without a failure. If a host fails, a share p_R more flows should fail than
+// with SC: extra is the measured share, divided by p_R. If an application fails, a share 1 - p_R
+// fewer flows should fail than with SC: fewer is the measured share, divided by 1 - p_R.
 func (r *run) compareFailures(name string, experiments int, rejected, extra, fewer sim.Estimate) {
 	if name == srDynamic.name {
 		r.about("p_R of "+name+", %", "50", rejected.Value, sampled(rejected, experiments, derived),

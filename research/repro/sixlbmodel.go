@@ -20,7 +20,8 @@ var modelCurves = []struct {
 	threshold int // 0 stands for single choice
 }{{"SC", 0}, {"SR2", 2}, {"SR4", 4}, {"SR8", 8}}
 
-// steady returns the steady state of the model. Its servers have one core.
+// steady returns the steady state of servers with one core: with SRc, or with single choice if the
+// threshold is 0.
 func steady(load float64, threshold int) (*model.Steady, error) {
 	if threshold == 0 {
 		return model.SingleChoice(load, 1)
@@ -87,10 +88,12 @@ func figure8a(ctx context.Context, r *run) error {
 // manyServers is a number of servers that is nearly infinite, as the model assumes.
 const manyServers = 10_000
 
-// settled returns the duration of a simulation whose servers start empty, and whose second half is
-// measured. In the first half, the mean number of flows by equation (1) comes within 0.1% of the
-// steady state. The duration is at least least.
-func settled(ctx context.Context, load float64, threshold int, least float64) (float64, error) {
+// settlingTime returns the duration of a simulation whose servers start empty, and whose second
+// half is measured. In the first half, the mean number of flows by equation (1) comes within 0.1%
+// of the steady state. The duration is at least shortest.
+func settlingTime(
+	ctx context.Context, load float64, threshold int, shortest float64,
+) (float64, error) {
 	s, err := steady(load, threshold)
 	if err != nil {
 		return 0, err
@@ -107,11 +110,12 @@ func settled(ctx context.Context, load float64, threshold int, least float64) (f
 		}
 		now += step
 	}
-	return max(least, 2*now), nil
+	return max(shortest, 2*now), nil
 }
 
-// manyServersConfig has servers with one processor, first come, first served, that start empty.
-// Only the second half of its time counts.
+// manyServersConfig returns the configuration of a simulation of manyServers servers. They have one
+// processor, serve first come, first served, and start empty. Only the second half of the duration
+// is measured.
 func manyServersConfig(load float64, threshold int, duration float64) (*sim.Config, error) {
 	spec := &placement.SR{Hunt: placement.Hunt{Candidates: 2, Random: true}, Threshold: threshold}
 	method, policy, err := spec.Build()
@@ -138,7 +142,7 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 	var configs []*sim.Config
 	for _, curve := range curves {
 		for _, load := range loads {
-			duration, err := settled(ctx, load, curve.threshold, pick(r, 80.0, 200.0))
+			duration, err := settlingTime(ctx, load, curve.threshold, pick(r, 80.0, 200.0))
 			if err != nil {
 				return 0, err
 			}

@@ -83,8 +83,8 @@ func figure10a(ctx context.Context, r *run) error {
 }
 
 // addModel draws the response times of section V's model, for servers with two processors. It
-// returns by which factor simulation and model differ at most, at loads below 0.9 and at the
-// others. The factor is at least 1.
+// returns the largest factors by which simulation and model differ: below load 0.9 (below), and
+// from there on (above). A factor is at least 1.
 func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (below, above float64, err error) {
 	for i, threshold := range []int{0, 4, 8, 16} { // of the first hunters; 0 is single choice
 		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed, Like: hunters[i].name}
@@ -135,8 +135,8 @@ func figure10c(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.lightLoad(light, 0.71)
-	r.dispersed(heavy, 0.89)
+	r.compareAtLightLoad(light, 0.71)
+	r.compareAtHighLoad(heavy, 0.89)
 	hops := times(light[1].Hops(), 100)
 	r.about("flows that the second server takes, SR4 at ρ = 0.71, %", "38", hops.Value,
 		sampled(hops, runs, oneBatch),
@@ -145,9 +145,9 @@ func figure10c(ctx context.Context, r *run) error {
 	return nil
 }
 
-// lightLoad checks the statements of both papers about mean response times at a light load. The
-// results are those of hunters.
-func (r *run) lightLoad(results []*sim.Result, rho float64) {
+// compareAtLightLoad checks the statements of both papers about mean response times at a light
+// load. The results are those of hunters.
+func (r *run) compareAtLightLoad(results []*sim.Result, rho float64) {
 	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := fmt.Sprintf(" at ρ = %v", rho)
 	r.alike("SR16 / SC"+at, ratio(sixteen, single), "no improvement, says the text")

@@ -134,7 +134,8 @@ func figure6(_ context.Context, r *run) error {
 	return nil
 }
 
-// resiliencyServers returns n servers of an experiment, with names.
+// resiliencyServers returns n servers. Their names depend on the experiment, and so does their
+// table.
 func resiliencyServers(n, experiment int) []tables.Server {
 	servers := make([]tables.Server, n)
 	for i := range servers {
@@ -155,10 +156,10 @@ func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server
 // The set-up of figure 7 (6LB, section III-B1).
 const resilientServers, resilientBuckets, resilientExperiments = 1000, 65537, 20
 
-// multiplesFail returns the failure rates with one choice and with two, when k servers are
+// failuresOfMultiples returns the failure rates with one choice and with two, when k servers are
 // removed. The permutation of a server consists of the multiples of a generator, as in section
 // III-A. Each server has its own generator, which the text does not state.
-func multiplesFail(
+func failuresOfMultiples(
 	seed uint64, experiments, k int, generator func(server int, rng *rand.Rand) uint32,
 ) (rates [2]float64, err error) {
 	for i := range 2 * experiments { // each experiment with one candidate, and then with two
@@ -260,11 +261,11 @@ func figure7(ctx context.Context, r *run) error {
 		fmt.Sprintf("at k = %d; at k = 8 it is %.1f", best, fewer[8]))
 	r.about("k at which 2 choices help most", "8", float64(best), digits,
 		"the maximum is flat: 40 to 45% from k = 4 to 16")
-	neighbours, err := multiplesFail(r.Seed, experiments, 8, ascending)
+	neighbours, err := failuresOfMultiples(r.Seed, experiments, 8, ascending)
 	if err != nil {
 		return err
 	}
-	random, err := multiplesFail(r.Seed, experiments, 8, anyGenerator)
+	random, err := failuresOfMultiples(r.Seed, experiments, 8, anyGenerator)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,8 @@ var srlbFigures = []Figure{
 	{"srlb-5", "Distribution of response times, light load", "SRLB, section V-C", srlb5},
 }
 
-// srlbContenders has the paper's name for the baseline, which is random and not round-robin.
+// srlbContenders returns the hunters, with the paper's name for the baseline. The paper calls it
+// RR, although it is random and not round-robin.
 func srlbContenders() []contender {
 	contenders := slices.Clone(hunters)
 	contenders[0].name = "RR (random)"
@@ -43,7 +44,7 @@ func srlb3(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.dispersed(results, 0.88)
+	r.compareAtHighLoad(results, 0.88)
 	return nil
 }
 
@@ -58,6 +59,6 @@ func srlb5(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.lightLoad(results, 0.61)
+	r.compareAtLightLoad(results, 0.61)
 	return nil
 }

@@ -65,8 +65,8 @@ func digestOfProgram() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// load returns the result that is stored under the key. A result that cannot be read counts as
-// missing.
+// load returns the stored result of a figure, or false if none has the store's key. A result that
+// cannot be read counts as missing.
 func (s *store) load(name string) (Result, bool) {
 	content, err := os.ReadFile(filepath.Join(s.directory, name+".json"))
 	if err != nil {

@@ -47,7 +47,8 @@ type contender struct {
 	spec func(t testbed) placement.Spec
 }
 
-// single returns single choice: a server by the hash of the flow, or by the table if there is one.
+// single returns single choice: if candidates are random, a server by the hash of the flow, and
+// otherwise the server in the table.
 func single(t testbed) placement.Spec {
 	if t.random {
 		return &placement.ECMP{}
@@ -113,7 +114,7 @@ type batches struct {
 	err     error
 }
 
-// add makes the configuration of a batch. simulateBatches returns its error.
+// add adds the configuration of a batch. If it cannot be made, simulateBatches returns the error.
 func (b *batches) add(t testbed, c contender, rate float64) {
 	config, err := t.config(c, rate)
 	b.configs = append(b.configs, config)
@@ -165,9 +166,9 @@ func (r *run) meanChart(
 	return c
 }
 
-// dispersed checks a statement of the text about response times at high load: with single choice,
-// which is the first result, their mean and their deviation are the largest.
-func (r *run) dispersed(results []*sim.Result, rho float64) {
+// compareAtHighLoad checks a statement of the text about response times at high load: with single
+// choice, which is the first result, their mean and their deviation are the largest.
+func (r *run) compareAtHighLoad(results []*sim.Result, rho float64) {
 	mean, deviation := 0.0, 0.0
 	for _, result := range results[1:] {
 		mean, deviation = max(mean, result.Response.Mean()), max(deviation, result.Response.Deviation())
@@ -226,8 +227,8 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	for _, config := range b.configs {
 		config.Every = interval
-		// The arrivals end after the mean time of as many queries, and not after a number of
-		// queries. The papers do not show the load that remains after the last arrival.
+		// The arrivals end at a time, and not after a number of queries: the time that t.queries
+		// take in the mean. The papers do not show the load that remains after the last arrival.
 		config.Connections, config.Duration = 0, float64(t.queries)/t.rate(rho)
 	}
 	results, err := r.simulateBatches(ctx, &b, 1)

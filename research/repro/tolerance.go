@@ -21,8 +21,9 @@ const (
 	// PrintedDigits allows half a unit of the last digit that the paper prints. It is for computed
 	// numbers.
 	PrintedDigits Rule = "printed digits"
-	// MonteCarlo adds to that the 95% confidence interval of the difference between the mean of the
-	// runs here and the mean of as many runs as the paper has. It is for simulated numbers.
+	// MonteCarlo adds to PrintedDigits the 95% confidence interval of the difference between the
+	// mean of the runs here and the mean of as many runs as the paper has. It is for simulated
+	// numbers.
 	MonteCarlo Rule = "Monte Carlo, 95%"
 	// Drawing allows 5%: two curves or bars of a drawing that differ by less look alike. It is for
 	// results that the text calls equal, close or different, without a number.
@@ -68,10 +69,10 @@ var (
 	stated = allowance{rule: Stated}
 )
 
-// sampled is the rule MonteCarlo for an estimate e. n is the number of runs here, and m is that of
-// the paper (paperRuns). The interval of the difference of both means is √(1 + n/m) times as wide
-// as that of e. If paperRuns is derived, the paper's number is exact, and the interval is that of
-// e.
+// sampled is the rule MonteCarlo for an estimate e. runs is the number of its runs, and paperRuns
+// is that of the paper. The interval of the difference of both means is √(1 + runs/paperRuns) times
+// as wide as that of e. If paperRuns is derived, the paper's number is exact, and the interval is
+// that of e.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
 	if paperRuns == derived {
 		return allowance{MonteCarlo, e.Half}

@@ -24,7 +24,7 @@ type Source interface {
 	Close() error
 }
 
-// Arrival is the time at which a flow arrives, and what is known of the flow then.
+// Arrival is a flow that arrives, with its time and the properties that are known at that time.
 type Arrival struct {
 	At float64 // seconds
 	// Class is an index in Config.Jobs. If it is -1, the class is drawn by the jobs' shares.

@@ -224,7 +224,7 @@ func (e *engine) take(f, s int32) {
 	b := &e.balancers[flow.balancer]
 	e.touch(s)
 	e.countTaken(flow, &e.transits[flow.transit].Offer, s)
-	flow.found = uint8(min(e.servers[s].open, math.MaxUint8))
+	flow.others = uint8(min(e.servers[s].open, math.MaxUint8))
 	e.changeOpen(s, 1)
 	flow.Server = s
 	n := &e.config.Network
@@ -452,7 +452,7 @@ func (e *engine) probed(i int32) {
 	e.queue.push(e.now+e.probeDelay(), probeAtBalancer, i)
 }
 
-// answered handles the answer that arrives at the balancer.
+// answered handles the answer to a probe, which arrives at the balancer.
 func (e *engine) answered(i int32) {
 	p := e.probes[i]
 	e.idleProbes = append(e.idleProbes, i)

@@ -19,7 +19,7 @@ import (
 	"slices"
 )
 
-// Config is what a run simulates. Times are in seconds.
+// Config describes the system that a run simulates. Times are in seconds.
 type Config struct {
 	Servers   []Server
 	Balancers []Share
@@ -32,9 +32,9 @@ type Config struct {
 	// servers take all offered flows.
 	Placement Method
 	Policy    Policy
-	// Timeout is how long clients wait, from their SYN to the end of the response. 0 means for
-	// ever. A server notices that a client has gone when the flow comes to the head of the
-	// backlog.
+	// Timeout is the time for which clients wait, from their SYN to the end of the response. 0
+	// means for ever. A server notices that a client has gone when the flow comes to the head of
+	// the backlog.
 	Timeout float64
 	// Silent makes a server with a full backlog drop a flow instead of resetting it. The client
 	// then gives up after Timeout, which must not be 0, and the flow counts as TimedOut instead of
@@ -299,8 +299,9 @@ func (c *Config) checkBalancers(p *problems) {
 	}
 }
 
-// checkJobs checks the jobs, and whether the arrivals fit them: work by the size of a flow needs a
-// trace that tells the size of each flow of the job, so none of them may be drawn.
+// checkJobs checks the jobs, and whether the arrivals fit them. If the work of a job depends on the
+// size of a flow, each flow of the job must come from a trace that tells its size. So the job's
+// share must be 0: a flow that is drawn by the shares has no size.
 func (c *Config) checkJobs(p *problems) {
 	p.require(len(c.Jobs) > 0, "no jobs")
 	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)

@@ -28,11 +28,11 @@ func NewCounts(n int) *Counts {
 // Of returns the count of a server.
 func (c *Counts) Of(s int32) int32 { return c.count[s] }
 
-// Add adds one to the count of a server.
+// Add adds one to the count of a server. An eligible server also changes its place in order.
 func (c *Counts) Add(s int32) {
 	c.count[s]++
 	n := c.count[s]
-	if int(n)+1 >= len(c.boundary) {
+	if int(n)+1 >= len(c.boundary) { // no server had n flows before
 		c.boundary = append(c.boundary, int32(len(c.order)))
 	}
 	if c.place[s] != none {
@@ -105,5 +105,6 @@ func (c *Counts) Least() []int32 {
 	if len(c.order) == 0 {
 		return nil
 	}
-	return c.order[:c.boundary[c.count[c.order[0]]+1]]
+	least := c.count[c.order[0]]
+	return c.order[:c.boundary[least+1]]
 }

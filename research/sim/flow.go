@@ -24,7 +24,7 @@ type flow struct {
 	lost      bool // the balancer has lost it: its packets do not find the server any more
 }
 
-// phase is how far a flow has come.
+// phase is the progress of a flow.
 type phase uint8
 
 const (
@@ -35,8 +35,8 @@ const (
 	forgotten              // its balancer has seen the end
 )
 
-// transit is what the packets of a flow carry on their way: the list of servers in a SYN, and the
-// loads of servers. It is separate from the flow, because few flows need one at a time.
+// transit is the content of a flow's packets that are under way: the list of servers in a SYN, and
+// the loads of servers. It is separate from the flow, because few flows need one at a time.
 type transit struct {
 	Offer
 	taker   Load  // load of the server that took the flow, at that time

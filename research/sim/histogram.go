@@ -44,8 +44,8 @@ func (h *Histogram) Add(x float64) {
 	h.sumSquares += x * x
 }
 
-// cover adds buckets such that from to to-1 exist: all buckets of each power of two that is
-// needed. It keeps the buckets that exist already.
+// cover adds buckets, so that each bucket b with from <= b < to exists. It adds all buckets of a
+// power of two at once, and keeps those that exist already.
 func (h *Histogram) cover(from, to int) {
 	if len(h.counts) > 0 {
 		from, to = min(from, h.first), max(to, h.first+len(h.counts))
@@ -122,8 +122,8 @@ func (h *Histogram) Quantile(q float64) float64 {
 	return h.max
 }
 
-// Below returns the share of values up to x, 0 to 1. Values in the bucket of x count in
-// proportion.
+// Below returns the share of values up to x, 0 to 1. It takes the values in the
+// bucket of x as evenly distributed over this bucket.
 func (h *Histogram) Below(x float64) float64 {
 	if h.count == 0 {
 		return math.NaN()

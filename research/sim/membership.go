@@ -152,11 +152,13 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 }
 
-// move sends the packets of a flow to another balancer from now on, or to none if to is none. A
-// flow that has a server is lost, or ends if it is idle, unless the new balancer recovers it. A
-// flow that no server has taken is lost if its former balancer tracks it: its SYN is then between
-// balancer and servers. If no balancer tracks the flow, it goes on. A flow that has ended is
-// forgotten.
+// move sends the packets of a flow to another balancer from now on, or to none if to is none. What
+// becomes of the flow depends on its state:
+//   - It has ended: it is forgotten.
+//   - It is idle: it ends, unless the new balancer recovers it.
+//   - No server has taken it: it is lost if its old balancer tracks it, because its SYN is then
+//     between balancer and servers. Otherwise it goes on.
+//   - A server has taken it: it is lost, unless the new balancer recovers it.
 func (e *engine) move(f, to int32) {
 	flow := &e.flows[f]
 	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
@@ -178,7 +180,7 @@ func (e *engine) move(f, to int32) {
 			e.endIdle(f)
 		}
 	case flow.Server == none:
-		if wasTracked { // the former balancer has sent the SYN, and no server has taken it yet
+		if wasTracked {
 			e.end(f, Lost)
 		}
 	case !flow.lost:

@@ -35,8 +35,8 @@ type integrals struct {
 	sum, squares float64 // of sum and squares in loads
 	instant      float64 // of Jain's index at each moment
 	servers      float64 // of the number of servers that balancers know
-	// busy and open are of the busy processors and the open flows of all servers. meter does not
-	// keep them: engine.integrals and keepUse compute them from the servers.
+	// busy and open are the integrals of the busy processors and of the open flows of all servers.
+	// meter does not keep them: engine.integrals and keepUse compute them from the servers.
 	busy, open float64
 }
 
@@ -146,7 +146,7 @@ func (e *engine) changeOpen(s, by int32) {
 	}
 	l := &e.meter.loads
 	if l.flows += int64(by); l.flows == 0 {
-		l.sum, l.squares = 0, 0 // removes rounding errors of x, such as thirds
+		l.sum, l.squares = 0, 0 // without flows, only rounding errors are left in the sums
 		return
 	}
 	each := e.stations[s].each
@@ -185,8 +185,9 @@ func (e *engine) keepUse() {
 	e.keepLoads(&r.Measures, &window, elapsed)
 }
 
-// count calls a function with each Measures to which a flow belongs: that of the whole run if the
-// flow is measured, and that of the interval in which its SYN was sent, if there are intervals.
+// count calls a function with each Measures that counts the flow: with those of the whole run if
+// the flow is measured, and with those of the interval in which its SYN was sent, if there are
+// intervals.
 func (e *engine) count(flow *flow, count func(*Measures)) {
 	if flow.measured {
 		count(&e.result.Measures)

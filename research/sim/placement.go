@@ -25,9 +25,9 @@ type Flow struct {
 	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of
 	// HLB).
 	Connected bool
-	// found is the number of other flows on the server when it took this one, at most 255. It is
+	// others is the number of other flows on the server when it took this one, at most 255. It is
 	// here for the same reason as transit.
-	found uint8
+	others uint8
 }
 
 // Offer is the list of servers to which a new flow is offered in turn, like the segments of a SYN.
@@ -130,7 +130,7 @@ type (
 	Recoverer interface{ Recover(f *Flow, offer *Offer) }
 )
 
-// Outcome is how a flow ended.
+// Outcome is the way in which a flow ended.
 type Outcome uint8
 
 // The outcomes.

@@ -15,7 +15,7 @@ type Rand struct {
 	_     cacheLine
 }
 
-// cacheLine separates what a run writes all the time from what other runs write on other cores.
+// cacheLine separates the data that a run writes all the time from those of runs on other cores.
 // Small objects that are allocated one after the other would share a cache line.
 type cacheLine [56]byte
 

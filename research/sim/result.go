@@ -118,7 +118,7 @@ func (b *batches) means() []float64 {
 
 // finish ends the measurements of a run.
 func (e *engine) finish() *RunResult {
-	if e.result.Flows() == 0 { // the window was never open: one without duration makes all means NaN
+	if e.result.Flows() == 0 { // the window was never open: an empty one makes all means NaN
 		e.openWindow()
 		e.closeWindow()
 	}

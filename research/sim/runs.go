@@ -134,7 +134,7 @@ func (r *Result) Estimate(quantity func(*RunResult) float64) Estimate {
 }
 
 // EstimateOf returns the mean of independent values, with its confidence interval by Student's
-// distribution. Both are NaN without values.
+// distribution. Without values, Value and Half are NaN.
 func EstimateOf(values []float64) Estimate {
 	return Estimate{Value: stat.Mean(values, nil), Half: halfWidth(values)}
 }

@@ -19,7 +19,8 @@ type series struct {
 	mark  integrals // integrals at the beginning of the present interval
 }
 
-// of returns the interval in which a flow arrived, or nil if the interval is not kept.
+// of returns the Measures of the interval in which a flow arrived. It returns nil if there are no
+// intervals, or if this interval is after the first MostIntervals.
 func (s *series) of(sent float64) *Measures {
 	if s.every == 0 {
 		return nil
@@ -64,7 +65,7 @@ func (e *engine) integrals() integrals {
 }
 
 // endInterval stores the results of the interval that ends now, and schedules the end of the next
-// one. It does neither after the end of the arrivals, or if MostIntervals are stored.
+// one. After the end of the arrivals, and when MostIntervals are stored, it does neither.
 func (e *engine) endInterval() {
 	s := &e.series
 	if e.now > e.until*rounding || s.ended == MostIntervals {
@@ -79,8 +80,8 @@ func (e *engine) endInterval() {
 	e.queue.push(s.end(), interval, 0)
 }
 
-// finishSeries stores the results of the intervals that end after the last flow has ended, and not
-// after the end of the arrivals. The engine's loop has dropped the events for these ends.
+// finishSeries stores the results of the last intervals: those that end after all flows have ended,
+// but not after the end of the arrivals. The engine's loop has dropped the events for these ends.
 func (e *engine) finishSeries() {
 	s := &e.series
 	for s.every > 0 && s.end() <= e.until*rounding && s.ended < MostIntervals {

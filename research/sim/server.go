@@ -238,7 +238,7 @@ func (e *engine) leave(f int32, outcome Outcome) {
 // observe tells the server's agent that a flow was served.
 func (e *engine) observe(flow *flow) {
 	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
-		agent.observer.Served(e.now-flow.connected, int32(flow.found))
+		agent.observer.Served(e.now-flow.connected, int32(flow.others))
 	}
 }
 

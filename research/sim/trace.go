@@ -19,7 +19,7 @@ import (
 )
 
 // Trace reads arrivals from a file, line by line. The first flow arrives at 0. Logs may have lines
-// out of order. Such a line counts with the time of the line before.
+// out of order. Such a line counts with the latest time before it.
 type Trace struct {
 	File   string // the file is compressed if its name ends with .gz
 	Format TraceFormat
@@ -233,7 +233,7 @@ type traceSource struct {
 	last      float64
 }
 
-// Next reads the next line. The flow of a line with an earlier time arrives with the one before.
+// Next reads the next line. A line that is out of order counts with the latest time before it.
 func (s *traceSource) Next() (next Arrival, ok bool) {
 	if !s.lines.scan() {
 		return Arrival{}, false

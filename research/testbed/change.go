@@ -32,7 +32,7 @@ const (
 const (
 	// atOnce is the number of connections that open at the same time.
 	atOnce = 64
-	// answerTimeout is how long a request on an open connection may take.
+	// answerTimeout is the longest time that a request on an open connection may take.
 	answerTimeout = 10 * time.Second
 )
 
@@ -200,9 +200,9 @@ func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) e
 	return nil
 }
 
-// addConnections sends another request on each connection. It counts the connections on which the
-// first server does not answer: by ServerRemoved if that server is among the removed ones,
-// otherwise by Broken and as failed.
+// addConnections sends another request on each connection. It counts the connections whose server
+// does not answer this request: by ServerRemoved if the server is among the removed ones, otherwise
+// by Broken and as failed.
 func (r *Run) addConnections(all []*longLived, removed []string) {
 	for _, c := range all {
 		server, err := c.ask()

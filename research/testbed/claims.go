@@ -125,11 +125,10 @@ func (c Claim) condition() string {
 	return b.String()
 }
 
-// judge sets Holds to the claim's condition. If all runs are there, it also sets the values of the
-// condition's left side, and whether the measured value meets the condition. Values that do not
-// exist stay nil.
+// judge sets Condition. If all runs are there, it also sets the values of the condition's left
+// side, and whether the measured value meets the condition. Values that do not exist stay nil.
 func (c *Claim) judge(r *Results) {
-	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
+	c.Condition, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
 		return
 	}

@@ -45,7 +45,7 @@ func (b *rig) sendWithColocated(
 	return b.send(ctx, config)
 }
 
-// slowdowns returns the events by which the simulator has the same co-located work.
+// slowdowns returns events that slow the simulated servers down as the co-located work does.
 func (s settings) slowdowns() (events []sim.Event) {
 	for i, name := range s.serverNames() {
 		speed := speedOf(s.Emulated.Of(name))

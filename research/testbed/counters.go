@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
-// counts are what balancers and agents have counted so far.
+// counts are the numbers that balancers and agents have counted so far.
 type counts struct {
 	reasons map[string]uint64             // packets of all balancers, by reason
 	offers  map[string]*agent.AcceptState // of the case's service, by server

@@ -72,7 +72,8 @@ type Experiment struct {
 	Claims []Claim `yaml:"claims"`
 }
 
-// Size is how long an experiment takes. The zero value of a field means that the field is not set.
+// Size determines how long an experiment takes. The zero value of a field means that the field is
+// not set.
 type Size struct {
 	Servers     int       `yaml:"servers"`
 	Points      []float64 `yaml:"points"`
@@ -80,8 +81,8 @@ type Size struct {
 	Seeds       int       `yaml:"seeds"`       // runs of each case at each point
 	// Speed is how many times faster than real time the experiment runs.
 	Speed float64 `yaml:"speed"`
-	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown. Both
-	// are for KindDay.
+	// Day is the length of a day, and Bin that of the intervals in which the day is shown. Both are
+	// for KindDay.
 	Day time.Duration `yaml:"day"`
 	Bin time.Duration `yaml:"bin"`
 }

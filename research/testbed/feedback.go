@@ -35,7 +35,8 @@ type feedback struct {
 // can stand for 6LB's weights from 0.1 to 1.
 const feedbackScale = 20
 
-// feedbackWeight is the weight of a server with b of n busy workers (6LB, footnote 7).
+// feedbackWeight returns the weight of a server by the share of its workers that are busy (6LB,
+// footnote 7).
 func feedbackWeight(busy uint32, workers int) uint32 {
 	share := float64(busy) / float64(workers)
 	return uint32(math.Round(feedbackScale * (0.1 + 0.9*math.Exp(-8*share*share))))
@@ -69,9 +70,9 @@ func (f *feedback) stop() error {
 	return <-f.done
 }
 
-// mostMissed is the share of the intervals in which weights may stay as they are, because a reload
-// of the balancers took longer.
-const mostMissed = 0.1
+// mostMissedShare is the share of the intervals in which weights may stay as they are, because a
+// reload of the balancers took longer.
+const mostMissedShare = 0.1
 
 // warnings returns a warning if the weights followed the loads less often than they should have.
 // The feedback must have stopped.
@@ -80,7 +81,7 @@ func (f *feedback) warnings() []string {
 		return nil
 	}
 	wanted := int(f.lasted / f.interval)
-	if float64(f.updates) >= (1-mostMissed)*float64(wanted) {
+	if float64(f.updates) >= (1-mostMissedShare)*float64(wanted) {
 		return nil
 	}
 	return []string{fmt.Sprintf("weights followed the loads %d times instead of %d: reloads took "+

@@ -28,9 +28,9 @@ func (s settings) largeServers() map[string]bool {
 	return large
 }
 
-// EstimateRatio returns what the balancers infer about the servers with the largest capacity,
-// relative to what they infer about the others. It is NaN if they do not infer, or if all servers
-// have the same capacity.
+// EstimateRatio returns the mean estimate for the servers with the largest capacity, divided by
+// that for the other servers. It is NaN if the balancers do not infer, or if all servers have the
+// same capacity.
 func (r *Run) EstimateRatio() float64 {
 	most := 0.0
 	for _, s := range r.Shares {
@@ -60,7 +60,8 @@ type tally struct {
 	byLarge []float64 // by interval: those of them that large servers served
 }
 
-// newTally returns a tally, or nil if all servers have the same capacity.
+// newTally returns a tally of the requests that large servers serve, or nil if all servers have the
+// same capacity.
 func (s settings) newTally() *tally {
 	large := s.largeServers()
 	if large == nil {
@@ -86,7 +87,8 @@ func (t *tally) add(sent float64, server string) {
 	}
 }
 
-// setLarge sets Response.Large and Response.LargeOver. A nil tally leaves them as they are.
+// setLarge sets the share of the requests that large servers served: of all requests (Large), and
+// in each interval (LargeOver). A nil tally leaves these fields as they are.
 func (t *tally) setLarge(r *Response) {
 	if t == nil {
 		return

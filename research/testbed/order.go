@@ -53,7 +53,8 @@ func (r *Results) ComparesTimes() bool {
 	return r.Kind != KindChange && r.Kind != KindHold && r.Kind != KindForward
 }
 
-// Order returns the steps between the cases at a point. It leaves out cases without runs.
+// Order compares each case at a point with the next one, in the order of their mean response times.
+// It leaves out cases without runs.
 func (r *Results) Order(point float64) (steps []Step) {
 	means := map[string]float64{}
 	var names []string

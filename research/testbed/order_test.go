@@ -60,8 +60,8 @@ func TestClaimBySimulation(t *testing.T) {
 		if c.Met == nil || *c.Met != met || *c.Measured != 0.9 || *c.Simulated != 0.81 {
 			t.Errorf("bound %v: %+v, want met %v, 0.9 and 0.81", bound, c, met)
 		}
-		if !strings.HasPrefix(c.Holds, "mean(a) / mean(b), at each point, ≤ simulated + 0.") {
-			t.Errorf("the condition is %q", c.Holds)
+		if !strings.HasPrefix(c.Condition, "mean(a) / mean(b), at each point, ≤ simulated + 0.") {
+			t.Errorf("the condition is %q", c.Condition)
 		}
 	}
 	c := Claim{Quantity: "mean", Of: "a", Over: "c", BeyondSimulated: 0.1}

@@ -4,8 +4,8 @@ package testbed
 
 import "time"
 
-// Results is what a directory of results contains. The runner writes it as results.json each time
-// that a run has ended.
+// Results is the content of results.json in a directory of results. The runner writes this file
+// each time that a run has ended.
 type Results struct {
 	// Experiment is the name of the experiment, the name of its file without the ending.
 	Experiment string `json:"experiment"`
@@ -60,12 +60,12 @@ type Claim struct {
 	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if not At
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
-	// BeyondSimulated is by how much the ratio of Of to Over may exceed the simulated ratio at any
-	// point.
+	// BeyondSimulated is the largest difference by which the ratio of Of to Over may exceed the
+	// simulated ratio at any point.
 	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
 
-	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
-	Holds string `json:"holds,omitempty" yaml:"-"`
+	// Condition is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
+	Condition string `json:"holds,omitempty" yaml:"-"`
 	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
 	// whether the measured value meets the condition. They are absent while runs are missing.
 	// Simulated is also absent for quantities that are not times, for cases that the simulator does
@@ -77,7 +77,7 @@ type Claim struct {
 	Met       *bool    `json:"met,omitempty" yaml:"-"`
 }
 
-// Environment is where an experiment ran.
+// Environment describes the machine, the build and the time of an experiment.
 type Environment struct {
 	Version  string    `json:"version"` // of Segue
 	Kernel   string    `json:"kernel"`
@@ -206,6 +206,6 @@ type Machine struct {
 	Idle float64 `json:"idle"`
 	// Generator is the CPU time of the load generator as a share of one core.
 	Generator float64 `json:"generator"`
-	// LateP99 is how late the generator sent requests by the clock, in seconds.
+	// LateP99 is the 99th percentile of the lateness of requests by the clock, in seconds.
 	LateP99 float64 `json:"late_p99"`
 }

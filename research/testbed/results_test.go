@@ -129,8 +129,8 @@ func TestClaims(t *testing.T) {
 		r.Claims[i].judge(&r)
 	}
 	first, second := r.Claims[0], r.Claims[1]
-	if !*first.Met || math.Abs(*first.Measured-3) > 1e-9 || first.Holds != "mean(sc) / mean(sr4) at 0.8 ≥ 2" {
-		t.Errorf("the first claim: %v %v %q", *first.Met, *first.Measured, first.Holds)
+	if !*first.Met || math.Abs(*first.Measured-3) > 1e-9 || first.Condition != "mean(sc) / mean(sr4) at 0.8 ≥ 2" {
+		t.Errorf("the first claim: %v %v %q", *first.Met, *first.Measured, first.Condition)
 	}
 	if first.Model == nil || math.Abs(*first.Model-9) > 1e-9 || second.Model != nil || r.Claims[2].Model != nil {
 		t.Errorf("the model of the claims: %v %v %v, want 9 and none, as the model has no percentiles",
@@ -151,8 +151,8 @@ func TestClaims(t *testing.T) {
 		7: {2, false, "mean(sr4) / omniscient, the largest of all points, ≤ 1.9"},
 	} {
 		c := r.Claims[i]
-		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-9 || c.Holds != want.holds {
-			t.Errorf("claim %d: %v %v %q, want %+v", i, *c.Met, *c.Measured, c.Holds, want)
+		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-9 || c.Condition != want.holds {
+			t.Errorf("claim %d: %v %v %q, want %+v", i, *c.Met, *c.Measured, c.Condition, want)
 		}
 		if i < 6 && (c.Simulated != nil || c.Model != nil) {
 			t.Errorf("claim %d: simulated %v, model %v; want none", i, c.Simulated, c.Model)
@@ -324,7 +324,7 @@ claims: [{text: x, quantity: from-even, of: sc, at-most: 4.6}]
 	}
 	c := r.Claims[0]
 	c.judge(&r)
-	if c.Met == nil || !*c.Met || c.Holds != "from-even(sc), the largest of all points, ≤ 4.6" {
+	if c.Met == nil || !*c.Met || c.Condition != "from-even(sc), the largest of all points, ≤ 4.6" {
 		t.Errorf("the claim: %+v", c)
 	}
 }

@@ -21,8 +21,8 @@ const (
 	// would soon use a port again, while a flow table still has the earlier connection of that
 	// port.
 	clientAddresses = 254
-	// timeout is how long the generator waits for a response, by the clock. No request waits that
-	// long in a queue. So all failures are those of servers.
+	// timeout is the time for which the generator waits for a response, by the clock. No request
+	// waits that long in a queue. So all failures are those of servers.
 	timeout        = 2 * time.Minute
 	connectTimeout = 30 * time.Second
 	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab
@@ -71,11 +71,11 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 		return nil, err
 	}
 	run = p.newRun(report)
-	shares := p.newTally()
-	if err := shares.read(filepath.Join(folder, requestsFile)); err != nil {
+	large := p.newTally()
+	if err := large.read(filepath.Join(folder, requestsFile)); err != nil {
 		return nil, err
 	}
-	shares.setLarge(&run.Measured)
+	large.setLarge(&run.Measured)
 	if p.Static > 0 {
 		if run.Types, err = readTypes(filepath.Join(folder, requestsFile)); err != nil {
 			return nil, err

@@ -20,7 +20,7 @@ import (
 type Options struct {
 	// Directory gets the results. It is made if it does not exist.
 	Directory string
-	// Full takes the values under full of the experiment.
+	// Full makes runs of full length, with the values that the experiment has under full.
 	Full bool
 	// Speed and Seeds replace those of the experiment, unless they are 0.
 	Speed float64

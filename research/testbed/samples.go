@@ -99,7 +99,7 @@ func (b *rig) busy() ([]uint32, error) {
 	return all, nil
 }
 
-// patience is how long servers may take to finish the requests of the last run.
+// patience is the longest time that servers may take to finish the requests of the last run.
 const patience = 2 * time.Minute
 
 // awaitIdle waits until no server has a busy worker. It is an error if that takes longer than
@@ -181,7 +181,7 @@ func Fairness(loads []float64) float64 {
 // cpuTimes are the times of all cores, in seconds.
 type cpuTimes struct{ idle, all float64 }
 
-// idleSince returns the share of the time that was idle.
+// idleSince returns the idle share of the time from before to t.
 func (t cpuTimes) idleSince(before cpuTimes) float64 {
 	if all := t.all - before.all; all > 0 {
 		return (t.idle - before.idle) / all

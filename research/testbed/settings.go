@@ -231,7 +231,7 @@ func (s settings) emulated() lab.EmulatedServers {
 	return all
 }
 
-// port is where the services and the servers themselves listen.
+// port is the port on which the services and the servers themselves listen.
 const port = 80
 
 // service returns the i-th case as a service of the lab.

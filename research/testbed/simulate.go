@@ -17,8 +17,8 @@ import (
 	"github.com/segue-lb/segue/research/sim/placement"
 )
 
-// simulations is how often the simulator replays the arrivals of a run. Each time it draws other
-// hashes of the flows and breaks ties in another way, and so chooses other servers.
+// simulations is the number of times that the simulator replays the arrivals of a run. Each time it
+// draws other hashes of the flows and breaks ties in another way, and so chooses other servers.
 const simulations = 10
 
 // workOf finds the work in a query, in milliseconds.
@@ -60,7 +60,7 @@ func (p planned) replay(
 	if err != nil {
 		return nil, err
 	}
-	servers, shares := p.simulatedServers(), p.newTally()
+	servers, large := p.simulatedServers(), p.newTally()
 	const secondsPerUnit = 1e-3 // the trace has the work in milliseconds
 	config := &sim.Config{
 		Servers:   servers,
@@ -72,7 +72,7 @@ func (p planned) replay(
 		},
 		Placement: method, Policy: policy,
 		Network: p.network(),
-		Events:  p.slowdowns(), Completed: shares.completed(servers),
+		Events:  p.slowdowns(), Completed: large.completed(servers),
 	}
 	result, err := sim.Run(ctx, config, sim.Options{Seed: p.seed, Runs: simulations})
 	if err != nil {
@@ -87,7 +87,7 @@ func (p planned) replay(
 		r.Distribution = append(r.Distribution,
 			DistributionPoint{result.Response.Quantile(share), share})
 	}
-	shares.setLarge(r)
+	large.setLarge(r)
 	return r, nil
 }
 
@@ -207,7 +207,7 @@ func (c Case) estimator() infer.Kind {
 	return cmp.Or(infer.Kind(c.Infer.Estimator), infer.TerritoryLearned)
 }
 
-// What the data path has for balancers with load reports, repeated for the simulator.
+// The data path has these settings for load reports. They are repeated here for the simulator.
 const (
 	// reportAge is the time by the clock in which the weight of a report falls to 1/e.
 	reportAge = 200 * time.Millisecond

@@ -70,7 +70,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 	return s
 }
 
-// addShares adds how evenly a run's responses are distributed.
+// addShares adds the measures of how evenly a run's responses are distributed over the servers.
 func (s *Summary) addShares(run *Run) {
 	s.FromEven = max(s.FromEven, run.FromEven())
 	for i, share := range run.Shares {

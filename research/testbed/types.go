@@ -16,7 +16,8 @@ import (
 	"gonum.org/v1/gonum/stat"
 )
 
-// The types of requests for a wiki. The papers tell them by the path, too (HLB, footnote 9).
+// The types of requests for a wiki. The papers tell them apart by the path, too (HLB,
+// footnote 9).
 const (
 	TypePage   = "page"
 	TypeStatic = "static file"

@@ -25,7 +25,7 @@ type object struct {
 	content    []byte   // the content without a mutant
 }
 
-// mostGrowth is by how many bytes an object with a mutant may be longer than without.
+// mostGrowth is the largest number of bytes by which a mutant may lengthen an object.
 const mostGrowth = 1 << 16
 
 // testProgram is the name of the test program that runs.
@@ -82,8 +82,8 @@ func (t *tree) sourcesOf(ctx context.Context, folder, source, flags string) (fil
 	return files, err
 }
 
-// pad appends zeros to the file of an object, which the loader does not read, and returns the
-// content. The content then has the given length. If the length is 0, pad appends mostGrowth zeros.
+// pad appends zeros, which the loader does not read, to the file of an object. It returns the
+// content, which then has the given length. If the length is 0, pad appends mostGrowth zeros.
 func (t *tree) pad(o object, length int) ([]byte, error) {
 	name := filepath.Join(t.dir, o.file)
 	content, err := os.ReadFile(name)

@@ -50,7 +50,7 @@ func fuzz(ctx context.Context, args []string) (passed bool, err error) {
 // fuzzer is a fuzz test of a package.
 type fuzzer struct{ pkg, name string }
 
-// parseList reads the output of `go test -list`. For each package, that is the names of its
+// parseList reads the output of `go test -list`. For each package, the output has the names of its
 // fuzzers, and then a line with "ok", the path of the package and the time.
 func parseList(out string) (fuzzers []fuzzer) {
 	var names []string

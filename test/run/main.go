@@ -215,8 +215,8 @@ var soak = []tier{
 	},
 }
 
-// choosePackages returns those of all packages of the module that belong to the tier (tierOf). The
-// tier must not be one that names its packages (isNamed).
+// choosePackages returns the packages that belong to the tier (tierOf). all are the packages of the
+// module. The tier must not be one that names its packages (isNamed).
 func (t tier) choosePackages(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
 		return !slices.Equal(tierOf(pkg), t.packages)
@@ -463,7 +463,7 @@ func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
-	// `make lint` runs vet. Here it would take more time: it would read all packages on which the
+	// `make lint` runs vet. Here vet would take more time: it would read all packages on which the
 	// tests depend, and again for the race detector.
 	args := slices.Concat([]string{"test", "-json", "-vet=off"}, t.flags, flags, packages, t.args)
 	cmd := goCommand(ctx, args...)

@@ -225,8 +225,8 @@ func (r *result) endTest(e event, output string, w io.Writer) {
 	}
 }
 
-// endPackage records the end of a package. output is that of the package outside of its tests, and
-// build is that of the compiler.
+// endPackage records the end of a package. output is the package's output outside of its tests, and
+// build is the compiler's output.
 func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	if e.Action == "fail" {
 		fmt.Fprint(w, output)

@@ -115,8 +115,8 @@ func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	clear(u.weights[pkg])
 }
 
-// print writes the packages and the tests that have taken the most CPU time. packages and tests are
-// the greatest numbers of each.
+// print writes the packages and the tests that have taken the most CPU time: at most so many
+// packages, and so many tests.
 func (u *usage) print(packages, tests int) {
 	fmt.Println("== CPU time of packages")
 	for _, pkg := range expensive(u.total, packages) {
@@ -178,9 +178,9 @@ func testPrograms(goTest int) map[string]time.Duration {
 	return used
 }
 
-// startFolder returns the folder in which `go test` has started a test program, which is that of
-// the package. It is in the environment. The present folder may be another one, because a test has
-// changed it.
+// startFolder returns the folder in which `go test` has started a test program: the folder of the
+// package. The environment names it. The program's present folder may be another one, because a
+// test has changed it.
 func startFolder(pid int) (folder string) {
 	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	for variable := range strings.SplitSeq(string(environment), "\x00") {

@@ -157,9 +157,9 @@ type Least struct {
 	// by the factor e, because an older report says less. The best value is about the duration of
 	// flows. A value that is 4 times as large or small does little harm. 0 means no ageing.
 	Age time.Duration `yaml:"age"`
-	// ReportOthers tells which loads the signal of the server that took a flow carries in addition
-	// to the server's own: those of all servers that passed the flow on ("" or all), that of the
-	// first candidate (first), or none (none).
+	// ReportOthers tells which loads of other servers a create-stickiness signal carries: those of
+	// all servers that passed the flow on ("" or all), only that of the first candidate (first), or
+	// none (none).
 	ReportOthers ReportOthers `yaml:"report-others"`
 	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
 	Coded bool `yaml:"coded"`
@@ -241,7 +241,7 @@ func (p *chained) Place(f *sim.Flow, offer *sim.Offer) {
 	offer.N = min(offer.N, p.chain)
 }
 
-// Recover returns all candidates, if they are those of the bucket.
+// Recover returns all candidates of the flow's bucket. If candidates are random, it returns none.
 func (p *chained) Recover(f *sim.Flow, offer *sim.Offer) {
 	if r, ok := p.Placement.(sim.Recoverer); ok {
 		r.Recover(f, offer)
@@ -300,9 +300,9 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare puts the spare server that reported last, and that is not in the list, in the last
-// place of the list. It may be outside the bucket. If the list is full, the server replaces the
-// last candidate. Without such a server, the list stays as it is.
+// offerSpare puts a spare server in the last place of the list: of the spare servers that are not
+// in the list, the one that reported last. It may be outside the bucket. If the list is full, it
+// replaces the last candidate. Without such a server, the list stays as it is.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
@@ -344,8 +344,8 @@ func (p *reported) report(server int32, load *sim.Load) {
 // had before the flow. That load counts in the mean of the reports.
 func (p *reported) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 	for i := range min(offer.N, p.others) {
-		isOther := offer.Servers[i] != f.Server || p.others == sim.MaxChain
-		if isOther && offer.Loads[i].CPUs > 0 {
+		isCarried := offer.Servers[i] != f.Server || p.others == sim.MaxChain
+		if isCarried && offer.Loads[i].CPUs > 0 {
 			p.report(offer.Servers[i], &offer.Loads[i])
 		}
 	}

@@ -44,9 +44,9 @@ func (c Count) validate() error { return oneOf("count", c, "", CountPlaced, Coun
 // Ties tells which of several servers with the same score gets a flow.
 type Ties string
 
-// The server is chosen at random (""), or it is the first in an order: that of the configuration,
-// that which each balancer has drawn for itself, or that of infer.Order, which begins with the
-// balancer's home servers.
+// The server is chosen at random (""), or it is the first in an order: that of the configuration, a
+// random order of the balancer's own, or that of infer.Order, which begins with the balancer's home
+// servers.
 const (
 	TiesRandom Ties = "random"
 	TiesFirst  Ties = "first"
@@ -108,8 +108,8 @@ func (t *tally) placed(f *sim.Flow, server int32) {
 	}
 }
 
-// connected notes the first acknowledgement of a flow, and counts the flow unless it counts from
-// its SYN. A flow that came from another balancer is first treated as placed.
+// connected notes the first acknowledgement of a flow, and counts the flow, unless flows count from
+// their SYN (early). A flow that came from another balancer is first treated as placed.
 func (t *tally) connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {

@@ -228,8 +228,8 @@ func (a *latencyAgent) Served(duration float64, others int32) {
 	a.seen[level]++
 }
 
-// Latency returns the median at the nearest number of flows in flight that has samples, or 0
-// without samples.
+// Latency returns the median latency at the nearest number of flows in flight that has samples, or
+// 0 without samples.
 func (a *latencyAgent) Latency(own sim.Load) float64 {
 	level := min(own.Open, latencyLevels-1)
 	for distance := range int32(latencyLevels) {

@@ -27,7 +27,7 @@ type Queues struct {
 
 func (q *Queues) validate() error { return errors.Join(q.Truth.validate(), q.Count.validate()) }
 
-// flows returns the number of flows of a server, of all balancers.
+// flows returns the number of a server's flows from all balancers, counted as Count says.
 func (q *Queues) flows(w sim.World, server int32) float64 {
 	if q.Count == CountPlaced {
 		return float64(w.Open(server))
@@ -113,7 +113,7 @@ type Oracle struct {
 }
 
 // New implements sim.Method. The cost of a server is the time until it would have done its work and
-// that of the new flow.
+// that of the new flow. With Whole, it is at least the time of the new flow on one processor.
 func (m *Oracle) New(b *sim.Balancer) (sim.Placement, error) {
 	return &byTruth{b: b, choices: m.Choices, cost: func(f *sim.Flow, s int32) float64 {
 		next := b.World.Next(f)

@@ -67,8 +67,8 @@ func (p *twf) Place(_ *sim.Flow, offer *sim.Offer) {
 
 // fill computes the probabilities. Let n flows arrive, each of which goes to server s with
 // probability P(s). The queues come closest to one level, in the mean square, if P(s) is in
-// proportion to how far the queue of s is below the level to which n-1 flows would fill the queues.
-// This is the paper's closed form: n-1 in place of n accounts for the variance.
+// proportion to the distance of the queue of s below a level: that to which n-1 flows would fill
+// the queues. This is the paper's closed form: n-1 in place of n accounts for the variance.
 func (p *twf) fill() {
 	level := p.level(max(p.coming-1, 1))
 	p.lottery.set(p.b.Live, func(s int32) float64 { return max(0, level-p.queue[s]) })

@@ -159,7 +159,7 @@ func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
 // earliest turn comes first.
 type WeightedRoundRobin struct {
 	Polled `yaml:",inline"`
-	// Formula tells how weights follow from loads. The default ("") is the formula above.
+	// Formula tells how weights follow from loads. The default ("") is capacity / (flows + 1).
 	Formula Formula `yaml:"formula"`
 }
 
@@ -205,7 +205,7 @@ type weightedRoundRobin struct {
 	now     float64   // the virtual time of the latest turn that a server has taken
 }
 
-// Place takes the server whose turn comes first.
+// Place takes the server whose turn comes first. Its next turn is 1/weight later.
 func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	best := int32(-1)
 	for _, s := range p.b.Live {

@@ -26,7 +26,7 @@ type Sharing[Job any] struct {
 	since      float64
 }
 
-// share is a job that ends when the virtual time is until.
+// share is a job. It ends when the virtual time reaches until.
 type share[Job any] struct {
 	until float64
 	job   Job
@@ -49,7 +49,7 @@ func (s *Sharing[Job]) rate() float64 {
 	return s.speed * float64(s.processors) / float64(n)
 }
 
-// virtualAt returns the virtual time at a time from since on.
+// virtualAt returns the virtual time at the time now, which must not be before s.since.
 func (s *Sharing[Job]) virtualAt(now float64) float64 {
 	if len(s.jobs) == 0 {
 		return 0 // so that it stays small, and exact

@@ -15,9 +15,9 @@ var caseName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.+-]*$`)
 type Condition struct {
 	Text string
 	// Expected tells whether the file expects the condition to hold or to fail.
-	Expected bool
-	compare  comparison
-	bare     bool // one of its metrics names no case, so the condition is about each case
+	Expected  bool
+	compare   comparison
+	everyCase bool // one of its metrics names no case, so the condition is about each case
 }
 
 // Verdict is the result of a condition.
@@ -67,11 +67,11 @@ func (c *Condition) judge(s *Scenario, r results) Verdict {
 		defined := result.holds || result.fails
 		if v.Holds || !defined { // after a failure, only an undefined case changes the verdict
 			v.Holds, v.Defined, v.Values = result.holds, defined, result.values
-			if c.bare && len(s.Cases) > 1 {
+			if c.everyCase && len(s.Cases) > 1 {
 				v.Values = each.Name + ": " + v.Values
 			}
 		}
-		if !c.bare || !defined {
+		if !c.everyCase || !defined {
 			break
 		}
 	}

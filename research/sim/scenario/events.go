@@ -233,7 +233,7 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	return ""
 }
 
-// useAdded marks the fields absent of the servers and balancers that an event adds as used.
+// useAdded marks fields "absent" as used: those of the servers and balancers that an event adds.
 func (m *merger) useAdded(r *RunnableCase) {
 	_, serversPath := section[*[]Servers](m, "Servers")
 	balancers, balancersPath := section[*Balancers](m, "Balancers")

@@ -28,9 +28,9 @@ import (
 // must have a space before it, because names may contain these characters.
 type (
 	expression struct {
-		value func(results) float64
-		time  int  // the power of seconds in its unit: 1 for times, 0 for numbers and shares
-		about bool // depends on results, and not only on constants
+		value     func(results) float64
+		time      int  // the power of seconds in its unit: 1 for times, 0 for numbers and shares
+		hasMetric bool // depends on results, and not only on constants
 	}
 	comparison func(results) verdict
 	verdict    struct {
@@ -66,8 +66,8 @@ var metrics = map[string]func(*sim.Result) float64{
 // times are the metrics that are times, in addition to percentiles.
 var times = []string{"mean", "deviation", "max"}
 
-// metric returns a metric by its name, or nil if there is none, and the power of seconds in its
-// unit.
+// metric returns a metric by its name, or nil if there is none. time is 1 if the metric is a time,
+// and 0 if it is a number or a share.
 func metric(name string) (value func(*sim.Result) float64, time int) {
 	if digits, ok := strings.CutPrefix(name, "p"); ok {
 		percent, err := strconv.ParseFloat(digits, 64)
@@ -99,16 +99,16 @@ func (b *builder) assertion(path string, a Assertion) {
 		return
 	}
 	b.result.Assertions = append(b.result.Assertions,
-		Condition{Text: text, Expected: a.Holds != "", compare: compare, bare: p.bare})
+		Condition{Text: text, Expected: a.Holds != "", compare: compare, everyCase: p.everyCase})
 }
 
 var word = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_.+-]*|[0-9][0-9A-Za-zµ.]*|<=|>=|[^\s]`)
 
 // parser reads a condition word by word.
 type parser struct {
-	words []string
-	cases []RunnableCase
-	bare  bool // a metric without a case has been read
+	words     []string
+	cases     []RunnableCase
+	everyCase bool // a metric without a case has been read
 }
 
 // next returns the next word. It is empty at the end.
@@ -170,7 +170,7 @@ func (p *parser) condition() (comparison, error) {
 		return nil, err
 	case left.time != right.time:
 		return nil, fmt.Errorf("%s is compared with %s: times have units, such as 350ms", left.kind(), right.kind())
-	case !left.about && !right.about:
+	case !left.hasMetric && !right.hasMetric:
 		return nil, errors.New("contains no metric")
 	}
 	return func(r results) verdict { return compare(left.value(r), op, within, right.value(r)) }, nil
@@ -250,7 +250,7 @@ func (p *parser) chain(operand func() (expression, error), operators ...string) 
 // combine returns the expression of an operator and its operands. For + and -, both operands must
 // have the same unit.
 func combine(left expression, op string, right expression) (expression, error) {
-	e := expression{time: left.time, about: left.about || right.about}
+	e := expression{time: left.time, hasMetric: left.hasMetric || right.hasMetric}
 	l, r := left.value, right.value
 	switch op {
 	case "+":
@@ -296,7 +296,7 @@ func (p *parser) factor() (expression, error) {
 			strings.Join(slices.Sorted(maps.Keys(metrics)), ", "))
 	}
 	of, err := p.ofCase(value)
-	return expression{value: of, time: time, about: true}, err
+	return expression{value: of, time: time, hasMetric: true}, err
 }
 
 func constant(x float64, time int) expression {
@@ -304,10 +304,11 @@ func constant(x float64, time int) expression {
 }
 
 // ofCase reads the case in parentheses after a metric, if there is one. It returns a function that
-// reads the metric from the results of that case, or without one from those of the current case.
+// reads the metric from the results of that case. Without a case in parentheses, the function reads
+// it from the results of the current case.
 func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
-		p.bare = true
+		p.everyCase = true
 		return func(r results) float64 { return value(r.cases[r.current]) }, nil
 	}
 	name := p.next()

@@ -36,8 +36,8 @@ type Assertion struct {
 	Fails string `yaml:"fails"`
 }
 
-// Sections are the parts of a configuration. All are pointers, to tell an empty section of a case,
-// which replaces the file's section, from a missing one, which does not.
+// Sections are the parts of a configuration. All are pointers, because an empty section of a case
+// replaces the file's section, and a missing one does not.
 type Sections struct {
 	Servers   *[]Servers `yaml:"servers"`
 	Balancers *Balancers `yaml:"balancers"` // default: one balancer

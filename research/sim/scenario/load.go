@@ -271,7 +271,7 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 }
 
 // loadable tells whether servers and jobs are valid, and a server is present at the start. It
-// reports if none is.
+// reports a problem if none is present.
 func (m *merger) loadable(path string, c *sim.Config) bool {
 	if len(m.errs) > 0 {
 		return false

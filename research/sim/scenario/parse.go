@@ -264,7 +264,7 @@ func (m *merger) server(path string, g *Servers) sim.Server {
 const mostBalancers = 256
 
 // balancers reads the balancers of a case: their number, their shares, and which are absent at
-// first. Without a number of balancers, it is that of the shares, and 1 without shares.
+// first. If the section has no number, there are as many balancers as shares, or 1 without shares.
 func (m *merger) balancers(c *sim.Config) {
 	section, path := section[*Balancers](m, "Balancers")
 	if section == nil {
@@ -316,8 +316,7 @@ func (m *merger) flowTable(c *sim.Config) {
 	c.FlowTable = sim.FlowTable{Buckets: buckets, Ways: ways}
 }
 
-// network reads the delays of packets. A part of the path that the file does not name keeps no
-// delay.
+// network reads the delays of packets. Parts of the path that the file does not name have no delay.
 func (m *merger) network(c *sim.Config) {
 	n, path := section[*Network](m, "Network")
 	if n == nil {
@@ -364,8 +363,8 @@ func (m *merger) clients(c *sim.Config) {
 	}
 }
 
-// measure reads when the arrivals end, and which flows are measured. Only a trace needs no such
-// section, because it has an end.
+// measure reads when the arrivals end, and which flows are measured. Arrivals from a trace need no
+// such section, because a trace has an end.
 func (m *merger) measure(c *sim.Config) {
 	measure, path := section[*Measure](m, "Measure")
 	if measure == nil {
