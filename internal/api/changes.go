@@ -93,8 +93,8 @@ type applyRequest struct {
 	RawBody []byte `contentType:"application/yaml"`
 }
 
-// refuseEmpty returns an error for each switch in a request that has no value, and for an If-Match
-// without a value.
+// refuseEmpty returns an error for each of the switches that the request contains without a value,
+// and for an If-Match without a value.
 func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 	url := r.URL()
 	for _, name := range switches {

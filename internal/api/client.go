@@ -161,17 +161,17 @@ func (f EventsFrom) query() string {
 // reconnectInterval is the time between two attempts to reach a process that has ended.
 const reconnectInterval = 500 * time.Millisecond
 
-// Events calls each for each event, until each fails, or until the context ends. If the connection
-// is interrupted, Events connects again and continues with the next event. If the process has
-// ended, Events calls waiting once, and continues when a new process answers. The error is nil only
-// if the context has ended.
+// Events calls handle for each event, until handle fails, or until the context ends. If the
+// connection is interrupted, Events connects again and continues with the next event. If the
+// process has ended, Events calls onWait once, and continues when a new process answers. The error
+// is nil only if the context has ended.
 func (c *Client) Events(
-	ctx context.Context, from EventsFrom, each func(events.Event) error, waiting func(),
+	ctx context.Context, from EventsFrom, handle func(events.Event) error, onWait func(),
 ) error {
-	isWaiting := false // waiting was called since the last event
+	isWaiting := false // onWait was called since the last event
 	pause := func() {
 		if !isWaiting {
-			waiting()
+			onWait()
 		}
 		isWaiting = true
 		select {
@@ -184,7 +184,7 @@ func (c *Client) Events(
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case last != "" && isAway(response, err):
+		case last != "" && isUnready(response, err):
 			pause()
 			continue
 		case err != nil:
@@ -192,7 +192,7 @@ func (c *Client) Events(
 		case response.StatusCode != http.StatusOK:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		next, interruption, err := readEvents(response.Body, each)
+		next, interruption, err := readEvents(response.Body, handle)
 		_ = response.Body.Close()
 		switch {
 		case ctx.Err() != nil:
@@ -209,9 +209,9 @@ func (c *Client) Events(
 	}
 }
 
-// isAway tells whether a request for events has failed because no process runs, or because the
+// isUnready tells whether a request for events has failed because no process runs, or because the
 // process still waits for its store.
-func isAway(response *http.Response, err error) bool {
+func isUnready(response *http.Response, err error) bool {
 	if err != nil {
 		return hasEnded(err) || isEnding(err)
 	}
@@ -239,11 +239,11 @@ func (c *Client) openEvents(ctx context.Context, from EventsFrom, last string) (
 	return response, err
 }
 
-// readEvents reads server-sent events until the connection is interrupted, and calls a function for
-// each. It returns the number of the last event, and the error of the function. It drops an event
-// that is cut off: the next connection brings all of it. An event without data is only a number:
-// the events continue after it.
-func readEvents(body io.Reader, each func(events.Event) error) (last string, interruption, err error) {
+// readEvents reads server-sent events until the connection is interrupted, and calls handle for
+// each. It returns the number of the last event, and the error of handle. It drops an event that is
+// cut off: the next connection brings all of it. An event without data is only a number: the events
+// continue after it.
+func readEvents(body io.Reader, handle func(events.Event) error) (last string, interruption, err error) {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, longestEvent)
 	var id string
@@ -268,7 +268,7 @@ func readEvents(body io.Reader, each func(events.Event) error) (last string, int
 			if err := json.Unmarshal(data, &e); err != nil {
 				return last, nil, fmt.Errorf("the event %s: %w", id, err)
 			}
-			if err := each(e); err != nil {
+			if err := handle(e); err != nil {
 				return last, nil, err
 			}
 		}

@@ -226,8 +226,8 @@ var errEnded = errors.New("the balancer has ended")
 
 // call makes the goroutine that owns the balancer call a function, and returns the function's
 // error. If the context ends before the goroutine takes the function, call returns the context's
-// error. After that, call waits for the function even if the context ends. If control ends before
-// it takes the function, call returns errEnded.
+// error. After that, call waits for the function even if the context ends. If the goroutine ends
+// before it takes the function, call returns errEnded.
 func (b *Balancer) call(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
@@ -551,8 +551,8 @@ func (b *Balancer) leadChecks() {
 	for i, svc := range b.cfg.Services {
 		vips[i] = svc.VIP
 	}
-	by := b.own[len(b.own)-1] // towards the servers
-	egress := health.PathInterface{Name: by.Name, Index: by.Index, MTU: by.MTU}
+	link := b.own[len(b.own)-1] // towards the servers
+	egress := health.PathInterface{Name: link.Name, Index: link.Index, MTU: link.MTU}
 	if err := b.path.Set(egress, vips, b.cfg.Node.Addresses); err != nil {
 		b.log.Warn("cannot remove the rules of interfaces that are gone", "error", err)
 	}

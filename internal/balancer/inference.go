@@ -277,7 +277,7 @@ func (n *inference) wake() {
 }
 
 // welcome restores the estimates of servers that are new to this inference, and sets their prices.
-// The argument has the slots of the servers before, by name. A server is known if it was there
+// slotOf has the slots that the servers had before, by name. A server is known if it was there
 // before, or if an earlier process has left its estimate. If some of the servers are known, or the
 // service had servers before, those that are not known begin slowly. A known server that has a
 // price keeps it until the next step.
@@ -325,8 +325,8 @@ func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	return in.estimator.Restore(server, estimate.State[:], max(0, age)) == nil, nil
 }
 
-// admitted ranks the members of a service again, after it has changed which of them take new flows.
-// The members that take new flows again begin slowly.
+// admitted must be called when other members of a service than before take new flows. It ranks the
+// members again. Members that begin to take new flows again begin slowly.
 func (n *inference) admitted(svc *service) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -212,7 +212,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
 	// Undoes endFlows for the servers before. Later, admit calls endFlows for those of this state.
-	s.join(svc)
+	s.joinService(svc)
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
 	if err != nil {
