@@ -130,11 +130,11 @@ func changed(result *control.Result, err error) (*body[Changed], error) {
 	return &body[Changed]{answer}, nil
 }
 
-// described returns what overrides do, by their targets: SERVICE or SERVICE/SERVER.
-func described(overrides []desired.Override) map[string]string {
-	does := map[string]string{}
+// effectsOf returns what overrides do, by their targets: SERVICE or SERVICE/SERVER.
+func effectsOf(overrides []desired.Override) map[string]string {
+	effects := map[string]string{}
 	for _, o := range overrides {
-		does[o.Target()] = o.Does()
+		effects[o.Target()] = o.Does()
 	}
-	return does
+	return effects
 }

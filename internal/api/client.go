@@ -87,30 +87,31 @@ func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error
 
 // Change makes edits in one transaction. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
-	path := "/v1/changes" + c.terms(dryRun)
-	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed, c.condition()...)
+	path := "/v1/changes" + c.changeQuery(dryRun)
+	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed, c.versionHeader()...)
 	return changed, err
 }
 
 // Apply changes the services to those of a configuration file with this content. A dry run changes
 // nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
-	path := "/v1/services" + c.terms(dryRun)
-	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed, c.condition()...)
+	path := "/v1/services" + c.changeQuery(dryRun)
+	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed, c.versionHeader()...)
 	return changed, err
 }
 
-// terms returns the query of a change. It has allow-removals only if needed, because an agent
+// changeQuery returns the query of a change. It has allow-removals only if needed, because an agent
 // refuses this parameter for edits.
-func (c *Client) terms(dryRun bool) string {
+func (c *Client) changeQuery(dryRun bool) string {
 	if c.AllowRemovals {
 		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)
 	}
 	return fmt.Sprintf("?dry-run=%t", dryRun)
 }
 
-// condition returns the header of a change that names the version which must be in force.
-func (c *Client) condition() []string {
+// versionHeader returns the name and the value of the header that tells which version must be in
+// force for a change. It returns nil if any version may be.
+func (c *Client) versionHeader() []string {
 	if c.IfVersion == "" {
 		return nil
 	}
@@ -327,7 +328,7 @@ func (c *Client) send(
 		case err != nil:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		return explained(&problem)
+		return problemError(&problem)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
@@ -335,8 +336,8 @@ func (c *Client) send(
 	return nil
 }
 
-// explained returns an error with the text of a problem that the API has answered.
-func explained(problem *huma.ErrorModel) error {
+// problemError returns an error with the text of a problem that the API has answered.
+func problemError(problem *huma.ErrorModel) error {
 	texts := []string{problem.Detail}
 	for _, e := range problem.Errors {
 		texts = append(texts, fmt.Sprintf("%s: %s", e.Location, e.Message))

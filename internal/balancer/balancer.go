@@ -108,8 +108,8 @@ func New(cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger) (*Bal
 	return NewShared(cfg, secrets, nil, log)
 }
 
-// NewShared is New with the generations that all balancers of the services share. If they are nil,
-// the balancer makes its own.
+// NewShared makes a balancer as New does, but one that uses the generations that all balancers of
+// the services share. If they are nil, the balancer makes its own.
 func NewShared(
 	cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations, log *slog.Logger,
 ) (*Balancer, error) {
@@ -124,7 +124,7 @@ func NewShared(
 	return b, err
 }
 
-// newBalancer is NewShared with the clock of the flow tables, and without shared generations.
+// newBalancer makes a balancer with its own generations. The clock is that of the flow tables.
 func newBalancer(
 	cfg *desired.Balancer, secrets desired.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
 ) (*Balancer, error) {
@@ -211,8 +211,8 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets de
 	return b.Follow(ctx, cfg, secrets, nil)
 }
 
-// Follow is Reload with the generations that all balancers of the services share. If they are nil,
-// the balancer makes its own.
+// Follow makes the balancer follow another desired state as Reload does, with the generations that
+// all balancers of the services share. If they are nil, the balancer makes its own.
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
