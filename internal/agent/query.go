@@ -25,8 +25,8 @@ type socketState struct {
 }
 
 // querySockets finds the sockets for packets from a client to a VIP, in the network namespace of
-// the calling thread. program is query_socket: its question has the flow, and its answer is the
-// same struct with the other fields filled in.
+// the calling thread. program is query_socket. Its input is a struct with the flow, and its output
+// is the same struct with the other fields filled in.
 func querySockets(
 	program *ebpf.Program, protocol uint8, client, vip netip.AddrPort,
 ) (state socketState, err error) {

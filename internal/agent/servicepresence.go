@@ -55,9 +55,9 @@ func (l localVIPs) has(key agentServiceKey) bool {
 	return local
 }
 
-// presence finds out what the host has for a service. The condition follows from what the data path
-// tells balancers. But a service that refused a connection, and has a listening socket again, is
-// up.
+// presence finds out what the host has for a service. The condition is the one that the data path
+// tells balancers, with an exception: a service that refused a connection, and has a listening
+// socket again, is up.
 func (v *View) presence(key agentServiceKey, local localVIPs) (p Presence, err error) {
 	var present, listener uint32
 	if _, err := find(v.maps.Vips, key.Vip.In6U.U6Addr8, &present); err != nil {

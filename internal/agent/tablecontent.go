@@ -129,8 +129,8 @@ func (k *kernel) write(c *tableContent) error {
 	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error { return k.fill(t, c) })
 }
 
-// fill does the same as write, as a step of a takeover. If the takeover fails, it undoes the
-// changes of the tables that the previous process also uses.
+// fill writes the content to the tables, as a step of a takeover. If the takeover fails, it undoes
+// the changes of the tables that the previous process also uses.
 func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
 		return fmt.Errorf("set the locator: %w", err)

@@ -119,7 +119,7 @@ func (v *View) trace(t *Trace) (err error) {
 	return err
 }
 
-// has tells whether a table has an element.
+// has tells whether a table has an element with the key.
 func has(m *ebpf.Map, key any) (bool, error) {
 	value, err := m.LookupBytes(key) // nil if there is none
 	if err != nil {

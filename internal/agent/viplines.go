@@ -20,7 +20,7 @@ const (
 // call, unlike the map vips. A VIP has a place in the line of its hash, unless the line is full.
 type vipLines [1 << vipLineBits][vipsPerLine]address
 
-// vipLine returns the number of a VIP's line.
+// vipLine returns the number of the line that can have a VIP: a hash of the VIP.
 func vipLine(vip address) uint64 {
 	sum := binary.NativeEndian.Uint64(vip[:]) ^ binary.NativeEndian.Uint64(vip[8:])
 	sum ^= sum >> 32

@@ -109,7 +109,7 @@ func (a *agentAPI) listServices(context.Context, *struct{}) (*body[[]AgentServic
 	for i := range cfg.Services {
 		wanted[cfg.Services[i].Name] = &cfg.Services[i]
 	}
-	overrides := described(inForce)
+	overrides := effectsOf(inForce)
 	services := []AgentService{}
 	for _, s := range snapshot.Services {
 		w := wanted[s.Name]

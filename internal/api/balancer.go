@@ -88,7 +88,7 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}
 	cfg, inForce := b.Control.InForce()
-	overrides := described(inForce)
+	overrides := effectsOf(inForce)
 	services := []Service{}
 	for _, s := range snapshot.Services {
 		wanted := cfg.Service(s.Name)

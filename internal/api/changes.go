@@ -93,8 +93,8 @@ type applyRequest struct {
 	RawBody []byte `contentType:"application/yaml"`
 }
 
-// refuseEmpty returns an error for each switch in a request that has no value, and for an If-Match
-// without a value.
+// refuseEmpty returns an error for each of the switches that the request contains without a value,
+// and for an If-Match without a value.
 func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 	url := r.URL()
 	for _, name := range switches {
@@ -130,11 +130,11 @@ func changed(result *control.Result, err error) (*body[Changed], error) {
 	return &body[Changed]{answer}, nil
 }
 
-// described returns what overrides do, by their targets: SERVICE or SERVICE/SERVER.
-func described(overrides []desired.Override) map[string]string {
-	does := map[string]string{}
+// effectsOf returns what overrides do, by their targets: SERVICE or SERVICE/SERVER.
+func effectsOf(overrides []desired.Override) map[string]string {
+	effects := map[string]string{}
 	for _, o := range overrides {
-		does[o.Target()] = o.Does()
+		effects[o.Target()] = o.Does()
 	}
-	return does
+	return effects
 }

@@ -87,30 +87,31 @@ func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error
 
 // Change makes all of the edits, or none of them. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
-	path := "/v1/changes" + c.terms(dryRun)
-	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed, c.condition()...)
+	path := "/v1/changes" + c.changeQuery(dryRun)
+	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed, c.versionHeader()...)
 	return changed, err
 }
 
 // Apply changes the services to those of a configuration file with this content. A dry run changes
 // nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
-	path := "/v1/services" + c.terms(dryRun)
-	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed, c.condition()...)
+	path := "/v1/services" + c.changeQuery(dryRun)
+	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed, c.versionHeader()...)
 	return changed, err
 }
 
-// terms returns the query of a change. It has allow-removals only if needed, because an agent
+// changeQuery returns the query of a change. It has allow-removals only if needed, because an agent
 // refuses this parameter for edits.
-func (c *Client) terms(dryRun bool) string {
+func (c *Client) changeQuery(dryRun bool) string {
 	if c.AllowRemovals {
 		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)
 	}
 	return fmt.Sprintf("?dry-run=%t", dryRun)
 }
 
-// condition returns the header of a change that names the version which must be in force.
-func (c *Client) condition() []string {
+// versionHeader returns the name and the value of the header that tells which version must be in
+// force for a change. It returns nil if any version may be.
+func (c *Client) versionHeader() []string {
 	if c.IfVersion == "" {
 		return nil
 	}
@@ -161,17 +162,17 @@ func (f EventsFrom) query() string {
 // reconnectInterval is the time between two attempts to reach a process that has ended.
 const reconnectInterval = 500 * time.Millisecond
 
-// Events passes every event to the function each, until that fails or the context ends. If the
+// Events calls handle for each event, until handle fails, or until the context ends. If the
 // connection is interrupted, Events connects again and continues with the next event. If the
-// process has ended, Events calls waiting once, and continues when a new process answers. The error
+// process has ended, Events calls onWait once, and continues when a new process answers. The error
 // is nil only if the context has ended.
 func (c *Client) Events(
-	ctx context.Context, from EventsFrom, each func(events.Event) error, waiting func(),
+	ctx context.Context, from EventsFrom, handle func(events.Event) error, onWait func(),
 ) error {
-	isWaiting := false // waiting was called since the last event
+	isWaiting := false // onWait was called since the last event
 	pause := func() {
 		if !isWaiting {
-			waiting()
+			onWait()
 		}
 		isWaiting = true
 		select {
@@ -184,7 +185,7 @@ func (c *Client) Events(
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case last != "" && isAway(response, err):
+		case last != "" && isUnready(response, err):
 			pause()
 			continue
 		case err != nil:
@@ -192,7 +193,7 @@ func (c *Client) Events(
 		case response.StatusCode != http.StatusOK:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		next, interruption, err := readEvents(response.Body, each)
+		next, interruption, err := readEvents(response.Body, handle)
 		_ = response.Body.Close()
 		switch {
 		case ctx.Err() != nil:
@@ -209,9 +210,9 @@ func (c *Client) Events(
 	}
 }
 
-// isAway tells whether a request for events has failed because no process runs, or because the
+// isUnready tells whether a request for events has failed because no process runs, or because the
 // process still waits for its store.
-func isAway(response *http.Response, err error) bool {
+func isUnready(response *http.Response, err error) bool {
 	if err != nil {
 		return hasEnded(err) || isEnding(err)
 	}
@@ -239,11 +240,11 @@ func (c *Client) openEvents(ctx context.Context, from EventsFrom, last string) (
 	return response, err
 }
 
-// readEvents reads server-sent events until the connection is interrupted, and calls a function for
-// each. It returns the number of the last event, and the error of the function. It drops an event
-// that is cut off: the next connection brings all of it. An event without data is only a number:
-// the events continue after it.
-func readEvents(body io.Reader, each func(events.Event) error) (last string, interruption, err error) {
+// readEvents reads server-sent events until the connection is interrupted, and calls handle for
+// each. It returns the number of the last event, and the error of handle. It drops an event that is
+// cut off: the next connection brings all of it. An event without data is only a number: the events
+// continue after it.
+func readEvents(body io.Reader, handle func(events.Event) error) (last string, interruption, err error) {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, longestEvent)
 	var id string
@@ -268,7 +269,7 @@ func readEvents(body io.Reader, each func(events.Event) error) (last string, int
 			if err := json.Unmarshal(data, &e); err != nil {
 				return last, nil, fmt.Errorf("the event %s: %w", id, err)
 			}
-			if err := each(e); err != nil {
+			if err := handle(e); err != nil {
 				return last, nil, err
 			}
 		}
@@ -327,7 +328,7 @@ func (c *Client) send(
 		case err != nil:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		return explained(&problem)
+		return problemError(&problem)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
@@ -335,8 +336,8 @@ func (c *Client) send(
 	return nil
 }
 
-// explained returns an error with the text of a problem that the API has answered.
-func explained(problem *huma.ErrorModel) error {
+// problemError returns an error with the text of a problem that the API has answered.
+func problemError(problem *huma.ErrorModel) error {
 	texts := []string{problem.Detail}
 	for _, e := range problem.Errors {
 		texts = append(texts, fmt.Sprintf("%s: %s", e.Location, e.Message))

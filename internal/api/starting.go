@@ -25,8 +25,8 @@ type Starting struct {
 	full    http.Handler // set before the channel is closed
 }
 
-// NewStarting returns the handler of a balancer. If the balancer has a fleet, it must have joined
-// it.
+// NewStarting returns the handler of a balancer that starts. A balancer of a fleet must have joined
+// the fleet.
 func NewStarting(c *control.Balancer) *Starting {
 	s := &Starting{control: c, started: make(chan struct{})}
 	s.api, s.early = newAPI(balancerTitle)
@@ -42,7 +42,8 @@ func (s *Starting) Start(full http.Handler) {
 	close(s.started)
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP answers a request. Before Start, it answers only requests about the instance and the
+// store. It refuses others while the balancer waits for the store, and otherwise delays them.
 func (s *Starting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-s.started:

@@ -45,9 +45,9 @@ func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 //     a VIP.
 const passing = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard
 
-// abilityOf returns the ability of a service that gives new flows to the usable servers. If one of
-// them works, the service is Ready. Otherwise it is Unchecked as long as one of them awaits its
-// first check, because this server may work.
+// abilityOf returns the ability of a service whose usable members get new flows. If one of them
+// works, the service is Ready. Otherwise it is Unchecked as long as one of them awaits its first
+// check, because this server may work.
 func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	ability, awaitsChecks := Unable, false
 	for _, m := range usable {

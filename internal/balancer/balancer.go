@@ -108,8 +108,8 @@ func New(cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger) (*Bal
 	return NewShared(cfg, secrets, nil, log)
 }
 
-// NewShared does the same as New, with the generations that all balancers of the services share. If
-// they are nil, the balancer makes its own.
+// NewShared makes a balancer as New does, but one that uses the generations that all balancers of
+// the services share. If they are nil, the balancer makes its own.
 func NewShared(
 	cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations, log *slog.Logger,
 ) (*Balancer, error) {
@@ -124,7 +124,7 @@ func NewShared(
 	return b, err
 }
 
-// newBalancer does the same as New, with this clock of the flow tables.
+// newBalancer makes a balancer with its own generations. The clock is that of the flow tables.
 func newBalancer(
 	cfg *desired.Balancer, secrets desired.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
 ) (*Balancer, error) {
@@ -211,8 +211,8 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets de
 	return b.Follow(ctx, cfg, secrets, nil)
 }
 
-// Follow does the same as Reload, with the generations that all balancers of the services share. If
-// they are nil, the balancer makes its own.
+// Follow makes the balancer follow another desired state as Reload does, with the generations that
+// all balancers of the services share. If they are nil, the balancer makes its own.
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
@@ -226,8 +226,8 @@ var errEnded = errors.New("the balancer has ended")
 
 // call makes the goroutine that owns the balancer call a function, and returns the function's
 // error. If the context ends before the goroutine takes the function, call returns the context's
-// error. After that, call waits for the function even if the context ends. If control ends before
-// it takes the function, call returns errEnded.
+// error. After that, call waits for the function even if the context ends. If the goroutine ends
+// before it takes the function, call returns errEnded.
 func (b *Balancer) call(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
@@ -551,8 +551,8 @@ func (b *Balancer) leadChecks() {
 	for i, svc := range b.cfg.Services {
 		vips[i] = svc.VIP
 	}
-	by := b.own[len(b.own)-1] // towards the servers
-	egress := health.PathInterface{Name: by.Name, Index: by.Index, MTU: by.MTU}
+	link := b.own[len(b.own)-1] // towards the servers
+	egress := health.PathInterface{Name: link.Name, Index: link.Index, MTU: link.MTU}
 	if err := b.path.Set(egress, vips, b.cfg.Node.Addresses); err != nil {
 		b.log.Warn("cannot remove the rules of interfaces that are gone", "error", err)
 	}

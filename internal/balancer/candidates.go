@@ -60,9 +60,9 @@ func (b *builtRows) table(set serversets.Set) (*tables.Table, error) {
 
 type rowsKey [sha256.Size]byte
 
-// build returns the candidate table of an input. It builds the table with numbers in place of
-// slots, unless it has kept this table: the number of a server is its index in the sorted names.
-// Then it returns the table with the slots of these servers. Errors are those of buildRows.
+// build returns the candidate table of an input. It takes a table that it has kept, or else builds
+// one. Both have numbers in place of slots: the number of a server is its index in the sorted
+// names. So build then replaces the numbers by slots. Errors are those of buildRows.
 func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
 	names := slices.Sorted(maps.Keys(p.slots))
 	key := p.key(names)
@@ -231,7 +231,7 @@ func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
 // prepareTable computes the candidate table of a service that is to follow a state. If the input is
 // that of the table in force, the placement has no rows, and the table stays. If the table in force
 // contains the computed rows already, as after a restart, it stays too. Otherwise the placement is
-// the service's other table, which install has to write.
+// for the service's other table, which install has to write.
 func (s *services) prepareTable(svc *service, want *serviceState) (*placement, error) {
 	p := &placement{
 		svc: svc, want: want, input: placingOf(svc, want.generation), table: svc.rule.Table(),
@@ -305,15 +305,15 @@ func (s *services) settle() error {
 		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
 	}
 	for _, svc := range s.swapped {
-		s.ask(svc, svc.known)
+		s.setKnown(svc, svc.known)
 		s.admit(svc)
 	}
 	s.swapped = nil
 	return nil
 }
 
-// ask sets what packets of known flows ask of a service's servers.
-func (s *services) ask(svc *service, known dataplane.Known) {
+// setKnown sets what packets of known flows ask of a service's servers.
+func (s *services) setKnown(svc *service, known dataplane.Known) {
 	svc.known = known
 	for _, m := range svc.members {
 		s.plane.Servers.SetKnown(m.slot, known)
@@ -412,7 +412,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		s.ask(svc, knownOf(svc.Service, s.hasHints))
+		s.setKnown(svc, knownOf(svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -492,6 +492,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		s.ask(svc, knownOf(svc.Service, s.hasHints))
+		s.setKnown(svc, knownOf(svc.Service, s.hasHints))
 	}
 }

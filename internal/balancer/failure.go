@@ -16,13 +16,15 @@ func hasFailed(all dataplane.Causes) bool {
 	return all&^passing != 0
 }
 
-// usable lists the servers of a service that get new flows. It leaves out drained servers. Then it
-// leaves out the servers with the cause Unresolved, then those with Unreachable, then those with
-// Failing. If all servers that are left have the cause, it is ignored, unless the service refuses
-// new flows then. For example, if the health checks of all servers fail, a fault of the checks is
-// more likely than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that
-// still await their first health check are excluded if another server has had its first one, and
-// works.
+// usable lists the servers of a service that get new flows. It leaves out, in this order:
+//
+//   - drained servers;
+//   - the servers with the cause Unresolved, then those with Unreachable, then those with Failing.
+//     If all servers that are left have the cause, usable ignores the cause, unless the service has
+//     all-failed: refuse. For example, if the health checks of all servers fail, a fault of the
+//     checks is more likely than a fault of all servers;
+//   - servers that probes have found unfit, at most mostUnfit;
+//   - servers that await their first health check, if another server works.
 func (s *services) usable(svc *service) []*member {
 	undrained := only(svc.members, func(m *member) bool { return m.Takes() })
 	chosen := undrained
@@ -57,11 +59,15 @@ func (s *services) refuses(svc *service) bool {
 }
 
 // flagsOfUnused returns the flags of a member that gets no new flows. UDP packets of known flows
-// leave a server with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So
-// if a member's UDP flows are to stay, flagsOfUnused replaces FlagFailing by FlagDrained, even
-// though the operator has not drained the member. It does the same, for all protocols, for a member
-// that has no cause and awaits its first check: the member may have flows, because what its checks
-// ask for may have changed.
+// leave a server with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained.
+// Three kinds of members need other flags than those of member.flags:
+//
+//   - A member that has no cause and awaits its first check has FlagDrained and FlagUnproven, and
+//     not FlagFailing, for all protocols. It may have flows, because what its checks ask for may
+//     have changed.
+//   - A drained member whose UDP flows are to leave also has FlagLeaving.
+//   - A member that is not drained, and whose UDP flows are to stay, has FlagDrained and not
+//     FlagFailing.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
 	if m.Takes() && s.causes(m) == 0 && svc.awaitsCheck(m) {
@@ -99,8 +105,9 @@ func (s *services) endFlows(svc *service, unused []*member) {
 	}
 }
 
-// join undoes endFlows for all members of a service.
-func (s *services) join(svc *service) {
+// joinService makes the slots of all members belong to the service, also those that endFlows has
+// made belong to none.
+func (s *services) joinService(svc *service) {
 	for _, m := range svc.members {
 		s.plane.Servers.SetService(m.slot, svc.id)
 	}

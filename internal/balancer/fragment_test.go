@@ -119,12 +119,12 @@ func TestFragmentsBeforeTheFirst(t *testing.T) {
 			held[0].Key != held[1].Key {
 			t.Fatalf("%v: the process holds %+v", flow, held)
 		}
-		if f.plane.Held.HasFirst(held[0].Key) {
+		if f.plane.Held.FirstHasPassed(held[0].Key) {
 			t.Errorf("%v: the first fragment seems to have passed", flow)
 		}
 		f.run(fragments[0])
 		news := f.takeHeld()
-		if len(news) != 1 || news[0].Frame != nil || news[0].Key != held[0].Key || !f.plane.Held.HasFirst(held[0].Key) {
+		if len(news) != 1 || news[0].Frame != nil || news[0].Key != held[0].Key || !f.plane.Held.FirstHasPassed(held[0].Key) {
 			t.Errorf("%v: the news of the first fragment are %+v", flow, news)
 		}
 		for _, later := range held {

@@ -44,7 +44,7 @@ type holding struct {
 
 // fragmentPath is what holding needs of dataplane.HeldFragments.
 type fragmentPath interface {
-	HasFirst(dataplane.FragmentKey) bool
+	FirstHasPassed(dataplane.FragmentKey) bool
 	Send(dataplane.HeldFragment) error
 }
 
@@ -66,7 +66,7 @@ func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) erro
 	stop := context.AfterFunc(ctx, func() { _ = source.Interrupt() })
 	defer stop()
 	for ctx.Err() == nil { // in a flood, Read always has a fragment, and never returns ErrFlushed
-		f, err := source.Read(h.next())
+		f, err := source.Read(h.nextExpiry())
 		switch {
 		case errors.Is(err, ringbuf.ErrFlushed):
 			return nil
@@ -80,8 +80,8 @@ func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) erro
 	return nil
 }
 
-// next returns the time at which the oldest fragment expires; zero: there is none.
-func (h *holding) next() time.Time {
+// nextExpiry returns the time at which the oldest fragment expires; zero: there is none.
+func (h *holding) nextExpiry() time.Time {
 	if oldest := h.order.Front(); oldest != nil {
 		return oldest.Value.(held).until
 	}
@@ -102,7 +102,7 @@ func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
 		h.displaced.Add(1)
 	}
 	h.waiting[f.Key] = append(h.waiting[f.Key], h.order.PushBack(held{f, now.Add(holdTime)}))
-	if h.path.HasFirst(f.Key) {
+	if h.path.FirstHasPassed(f.Key) {
 		h.release(f.Key, &h.released)
 	}
 }
@@ -135,8 +135,8 @@ func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 // the packet in the table. Normally the news of the first fragment would have released the
 // fragments already. But the news is lost if the ring buffer is full.
 func (h *holding) expire(now time.Time) {
-	for h.order.Len() > 0 && !now.Before(h.next()) {
-		if key := h.order.Front().Value.(held).Key; h.path.HasFirst(key) {
+	for h.order.Len() > 0 && !now.Before(h.nextExpiry()) {
+		if key := h.order.Front().Value.(held).Key; h.path.FirstHasPassed(key) {
 			h.release(key, &h.late)
 			continue
 		}

@@ -24,7 +24,7 @@ type sentFragments struct {
 	err    error
 }
 
-func (s *sentFragments) HasFirst(key dataplane.FragmentKey) bool { return s.firsts[key] }
+func (s *sentFragments) FirstHasPassed(key dataplane.FragmentKey) bool { return s.firsts[key] }
 
 func (s *sentFragments) Send(f dataplane.HeldFragment) error {
 	s.sent = append(s.sent, string(f.Frame))
@@ -113,7 +113,7 @@ func TestHoldingExpires(t *testing.T) {
 	h.take(fragmentOf(1, "1b"), start.Add(holdTime/2))
 	h.expire(start.Add(holdTime - 1))
 	h.requireCounts(t, 2, 0, 0, 0)
-	h.expire(h.next())
+	h.expire(h.nextExpiry())
 	h.requireCounts(t, 1, 0, 1, 0)
 	h.take(fragmentOf(1, ""), start.Add(holdTime))
 	if want := []string{"1b"}; !slices.Equal(path.sent, want) {
@@ -122,7 +122,7 @@ func TestHoldingExpires(t *testing.T) {
 	h.take(fragmentOf(2, "2c"), start)
 	h.expire(start.Add(holdTime))
 	h.requireCounts(t, 0, 1, 2, 0)
-	if len(h.waiting) > 0 || !h.next().IsZero() {
+	if len(h.waiting) > 0 || !h.nextExpiry().IsZero() {
 		t.Errorf("packets are left: %v", h.waiting)
 	}
 }
@@ -179,7 +179,7 @@ func TestHeldFragmentIsDropped(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	const arrival = 1
-	f.plane.Held.ArriveBy([]int{arrival}, []datapath.Mode{datapath.Generic})
+	f.plane.Held.SetArrivals([]int{arrival}, []datapath.Mode{datapath.Generic})
 	h := newHolding(f.plane.Held, slog.New(slog.DiscardHandler))
 	later := dataplane.HeldFragment{Ifindex: arrival, Frame: packet.Fragments(datagram(dns), 1440, 7)[1]}
 	h.take(later, time.Now())

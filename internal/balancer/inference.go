@@ -277,10 +277,10 @@ func (n *inference) wake() {
 }
 
 // welcome restores the estimates of servers that are new to this inference, and sets their prices.
-// The argument has the slots that the former servers had, by name. A server is known if it was
-// there before, or if an earlier process has left its estimate. If some of the servers are known,
-// or the service had servers before, those that are not known begin slowly. A known server that has
-// a price keeps it until the next step.
+// slotOf has the slots that the servers had before, by name. A server is known if it was there
+// before, or if an earlier process has left its estimate. If some of the servers are known, or the
+// service had servers before, those that are not known begin slowly. A known server that has a
+// price keeps it until the next step.
 func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {
@@ -325,8 +325,8 @@ func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	return in.estimator.Restore(server, estimate.State[:], max(0, age)) == nil, nil
 }
 
-// admitted ranks the members of a service again, after some of them have begun or ceased to take
-// new flows. The members that take new flows again begin slowly.
+// admitted must be called when other members of a service than before take new flows. It ranks the
+// members again. Members that begin to take new flows again begin slowly.
 func (n *inference) admitted(svc *service) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -50,7 +50,7 @@ type transitions struct{ ended, began, endedSoon []change }
 
 // note adds the changes of a server. The arguments before, between and now are the causes at the
 // last log, since then, and at present. If the server had the cause only in between, note adds the
-// server to both began and endedSoon.
+// server to the two lists began and endedSoon.
 func (t *transitions) note(cause, before, between, now dataplane.Causes, began, ended change) {
 	switch {
 	case before.Has(cause) && !now.Has(cause):

@@ -307,7 +307,8 @@ var causesOfFaults = map[probe.Fault]dataplane.Causes{
 	probe.Unheard:      dataplane.Unheard,
 }
 
-// faultOf is the reverse of causesOfFaults. It returns None for a server without such a cause.
+// faultOf returns the fault that probes have found, from the causes of a server. It returns None if
+// none of the causes is such a fault.
 func faultOf(c dataplane.Causes) probe.Fault {
 	for fault, cause := range causesOfFaults {
 		if c.Has(cause) {

@@ -211,8 +211,8 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
-	// Undo endFlows for the former servers. Later, admit calls endFlows for those of the new state.
-	s.join(svc)
+	// Undoes endFlows for the servers before. Later, admit calls endFlows for those of this state.
+	s.joinService(svc)
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
 	if err != nil {

@@ -158,7 +158,7 @@ func (b *Balancer) locateFragments(attached []datapath.Attached) {
 	for i, a := range attached {
 		ifindexes[i], modes[i] = b.own[i].Index, a.Mode
 	}
-	b.plane.Held.ArriveBy(ifindexes, modes)
+	b.plane.Held.SetArrivals(ifindexes, modes)
 }
 
 // takeOver applies the configuration and attaches the programs. On an error it restores the tables

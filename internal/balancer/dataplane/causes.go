@@ -28,7 +28,7 @@ const AnyCause = Unresolved | Unreachable | Failing | Probed
 // Has tells whether the set contains all of the given causes.
 func (c Causes) Has(these Causes) bool { return c&these == these }
 
-// Set returns the set with or without the given causes.
+// Set returns the set with the given causes if they hold, and without them otherwise.
 func (c Causes) Set(these Causes, hold bool) Causes {
 	if hold {
 		return c | these

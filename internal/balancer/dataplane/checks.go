@@ -80,8 +80,8 @@ func (t *CheckTable) Replace(checks map[uint32]Check) {
 }
 
 // Lead determines the path of calls with the mark CallMarkOf(first). The SYN goes to the server of
-// the slot first. If the slot to is another one, this server passes the SYN on to the server of the
-// slot to. Several goroutines may call Lead at once, each for another slot first.
+// the slot first. If to is another slot, this server passes the SYN on to the server of the slot
+// to. Several goroutines may call Lead, each for other values of first.
 func (t *CheckTable) Lead(first, to uint32) {
 	last := uint32(0) // 1 plus a slot, or 0 for none
 	if to != first {

@@ -54,7 +54,7 @@ func (e *Estimate) stored() (s balancerEstimate) {
 	return s
 }
 
-// estimateOf is the reverse of stored.
+// estimateOf returns an estimate from its form in the table.
 func estimateOf(s *balancerEstimate) (e Estimate) {
 	number := func(n uint32) float64 { return float64(n) / infer.PriceOne }
 	e.Time = time.Duration(s.Time)

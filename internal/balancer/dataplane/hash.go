@@ -84,8 +84,7 @@ func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
 // 3, section 6.4): GOLDEN_RATIO in bpf/net/hash.h.
 const goldenRatio = 0x9e3779b97f4a7c15
 
-// spread returns the place of a key that no client chooses, by a sum of its words: the function of
-// this name in bpf/net/hash.h.
+// spread returns the place of a key that no client chooses: spread in bpf/net/hash.h.
 func spread(sum uint64) uint64 {
 	sum ^= sum >> 32
 	return sum * goldenRatio
@@ -101,7 +100,8 @@ func multilinear(words []uint32, keys []uint64, added uint64) uint64 {
 	return sum
 }
 
-// placeOf turns a hash into a place: place_of in bpf/net/hash.h.
+// placeOf returns the place of a hash, whose highest bits are the number of a bucket: place_of in
+// bpf/net/hash.h.
 func placeOf(sum uint64) uint64 {
 	high := sum >> 32
 	return sum + high*high<<33

@@ -29,7 +29,7 @@ type HeldFragment struct {
 
 // HeldFragments reads the later fragments that the data path gives to user space
 // (bpf/balancer/path/hold.h), and sends them through the data path again. One goroutine owns it.
-// Others may call ArriveBy and Interrupt.
+// Others may call SetArrivals and Interrupt.
 type HeldFragments struct {
 	reader    *ringbuf.Reader
 	firsts    *ebpf.Map
@@ -65,9 +65,9 @@ func (h *HeldFragments) close() error {
 	return errors.Join(h.reader.Close(), h.socket.close())
 }
 
-// ArriveBy tells on which interfaces fragments arrive, and the mode of XDP on each, in the order of
-// the sides.
-func (h *HeldFragments) ArriveBy(ifindexes []int, modes []datapath.Mode) {
+// SetArrivals sets the interfaces on which fragments arrive, and the mode of XDP on each, in the
+// order of the sides.
+func (h *HeldFragments) SetArrivals(ifindexes []int, modes []datapath.Mode) {
 	all := make([]arrival, len(ifindexes))
 	for i, ifindex := range ifindexes {
 		all[i] = arrival{ifindex, modes[i]}
@@ -82,9 +82,9 @@ func (h *HeldFragments) Interrupt() error { return h.reader.Flush() }
 // Pending tells whether Read would return at once.
 func (h *HeldFragments) Pending() bool { return h.reader.AvailableBytes() > 0 }
 
-// Read returns the next fragment or, without a frame, the news that the first fragment of a packet
-// has passed. It waits until the deadline at most, or for ever if the deadline is zero. At the
-// deadline it returns os.ErrDeadlineExceeded.
+// Read returns the next held fragment. If the result has no frame, it is no fragment: it tells that
+// the first fragment of a packet has passed. Read waits until the deadline at most, or for ever if
+// the deadline is zero. At the deadline it returns os.ErrDeadlineExceeded.
 func (h *HeldFragments) Read(deadline time.Time) (HeldFragment, error) {
 	h.reader.SetDeadline(deadline)
 	if err := h.reader.ReadInto(&h.record); err != nil {
@@ -107,8 +107,8 @@ func (h *HeldFragments) Read(deadline time.Time) (HeldFragment, error) {
 // heldSource is the source MAC address of held fragments: HELD_SOURCE in bpf/balancer/path/hold.h.
 const heldSource = "\x02held\x00"
 
-// HasFirst tells whether the first fragment of a packet has passed.
-func (h *HeldFragments) HasFirst(key FragmentKey) bool {
+// FirstHasPassed tells whether the first fragment of a packet has passed.
+func (h *HeldFragments) FirstHasPassed(key FragmentKey) bool {
 	var first FragmentFlow
 	return h.firsts.Lookup(&key, &first) == nil && first.Seen != 0
 }
@@ -120,7 +120,7 @@ var ErrNotForwarded = errors.New("the data path does not forward the fragment")
 // Send runs the data path with a frame, as if it arrived on the interface. The data path does not
 // hold it again. In generic mode, the kernel sends no frames of test runs, so a packet socket sends
 // the result, and Send returns ErrNotForwarded if there is none. In native mode, the kernel does
-// not tell the verdict.
+// not tell the verdict, so Send returns no error for a frame that is not forwarded.
 func (h *HeldFragments) Send(f HeldFragment) error {
 	arrivals := h.arrivals.Load()
 	if arrivals == nil {

@@ -124,8 +124,8 @@ func (t *LoadTable) Time(slot uint32, isTimed bool) {
 	t.loads[slot].IsTimed = flag(isTimed)
 }
 
-// flag returns 1 for true. Flags are written once: a packet between two writes would see the wrong
-// value.
+// flag returns 1 for true, and 0 for false. With it, a flag is written by one store. Between two
+// stores, a packet would see the wrong value.
 func flag(is bool) uint8 {
 	if is {
 		return 1

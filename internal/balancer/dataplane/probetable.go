@@ -58,7 +58,7 @@ func mapArray[E any](m *ebpf.Map) (memory []byte, elements []E, err error) {
 	return mapArrayFor[E](m, unix.PROT_READ|unix.PROT_WRITE)
 }
 
-// mapArrayFor does the same as mapArray with the given protection.
+// mapArrayFor maps an array map with the given protection, as mapArray does.
 func mapArrayFor[E any](m *ebpf.Map, protection int) (memory []byte, elements []E, err error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err = unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)

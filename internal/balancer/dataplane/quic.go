@@ -29,7 +29,7 @@ func quicFormOf(q *desired.QUIC) balancerQuicForm {
 	return form
 }
 
-// form is the reverse of quicFormOf.
+// form returns the form as a configuration has it.
 func (f balancerQuicForm) form() *desired.QUIC {
 	n := int(f.ServerIdLength)
 	return &desired.QUIC{

@@ -234,9 +234,9 @@ func (r *Rankings) settled(regions int) {
 	r.former = r.former[regions:]
 }
 
-// Rank ranks the servers of the slots again. It must be called after their prices have changed, or
-// after some of them have begun or ceased to take new flows. It may be called by any goroutine.
-// Slots between the given ones are ranked as well, which does no harm. Rank returns an error if the
+// Rank ranks the servers of the slots again. It must be called when their prices have changed, or
+// when other servers than before take new flows. It may be called by any goroutine. Slots
+// between the given ones are ranked as well, which does no harm. Rank returns an error if the
 // program cannot be run.
 func (r *Rankings) Rank(slots []uint32) error {
 	if len(slots) == 0 {

@@ -64,7 +64,8 @@ func (p *Plane) addSender(slot uint32) error {
 	return nil
 }
 
-// removeSender is the reverse of addSender. It does nothing if another slot has the server by now.
+// removeSender forbids the slot's server to send signals. It does nothing if another slot has the
+// server by now.
 func (p *Plane) removeSender(slot uint32) error {
 	key := p.senderOf(slot)
 	var holder uint32

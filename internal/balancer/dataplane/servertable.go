@@ -20,7 +20,7 @@ func macWord(mac [6]byte) uint64 {
 	return binary.LittleEndian.Uint64(word[:])
 }
 
-// macOf is the reverse of macWord.
+// macOf returns the MAC address in the low 48 bits of a word.
 func macOf(word uint64) net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
 	for i := range mac {

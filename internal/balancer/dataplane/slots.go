@@ -162,7 +162,7 @@ type Notes struct {
 	Checked bool // a health check of the server has had a result
 }
 
-// Noted returns what the slot of a server contains. A server without a slot has no notes.
+// Noted returns the notes in the slot of a server. They are empty if the server has no slot.
 func (s *Slots) Noted(key ServerKey) Notes {
 	slot, ok := s.byKey[key]
 	if !ok {

@@ -110,8 +110,8 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 }
 
 // setSweptSlots sets the number of slots whose flows the program sweeps. It returns the size of the
-// map of the servers, in bytes. Without a slot, the verifier would check only a part of the
-// program.
+// map of the servers, in bytes. Tests of the verifier must set a number, too: without a slot, the
+// verifier would check only a part of the program.
 func setSweptSlots(spec *ebpf.CollectionSpec, slots uint32) (size uint32, err error) {
 	size = (slots + 1) * uint32(unsafe.Sizeof(SweptServer{}))
 	datapath.NameSection(spec, sweptServersSection, sweptServersMap, size)

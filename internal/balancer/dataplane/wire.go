@@ -30,8 +30,8 @@ type egress struct {
 
 // Send implements probe.Wire.
 func (w *Wire) Send(requests []probe.Request) error {
-	by := w.egress.Load()
-	if by == nil {
+	egress := w.egress.Load()
+	if egress == nil {
 		return probe.ErrNotReady
 	}
 	w.slots = w.slots[:0]
@@ -39,7 +39,7 @@ func (w *Wire) Send(requests []probe.Request) error {
 		w.plane.Probes.Set(r)
 		w.slots = append(w.slots, r.Target.Slot)
 	}
-	return w.plane.Probes.send(w.slots, by.ifindex, by.mode)
+	return w.plane.Probes.send(w.slots, egress.ifindex, egress.mode)
 }
 
 // HasNextHop implements probe.Wire.

@@ -26,7 +26,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return v.SnapshotOf(func(string) bool { return true })
 }
 
-// SnapshotOf reads the state with the wanted services only. The rest describes the whole instance.
+// SnapshotOf reads the complete state of the instance, except for services that are not wanted.
 func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	s, err := v.Brief(wanted)
 	if err != nil {
@@ -48,7 +48,7 @@ func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
-// Brief reads the state with the wanted services only, and without shares, hints, forms of
+// Brief reads the state of the instance and of the wanted services, without shares, hints, forms of
 // connection IDs and hidden tags. It reads no table that has an entry for each bucket or flow.
 func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
@@ -78,7 +78,8 @@ func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
-// List is Brief, but the snapshot has only the services and the flow table.
+// List reads the wanted services and the flow table, without shares and forms of connection IDs.
+// The rest of the snapshot is empty.
 func (v *View) List(wanted func(service string) bool) (s *Snapshot, err error) {
 	s = &Snapshot{}
 	counts := v.tables.FlowCounts.Read()
@@ -182,7 +183,7 @@ func (v *View) Services() ([]*ServiceState, error) {
 	return v.services(v.tables.FlowCounts.Read(), func(string) bool { return true })
 }
 
-// services does the work of Services for the wanted services, with the counts of a sweep.
+// services reads the wanted services, without shares. The numbers of flows are those in counts.
 func (v *View) services(
 	counts *dataplane.SweptCounts, wanted func(service string) bool,
 ) ([]*ServiceState, error) {

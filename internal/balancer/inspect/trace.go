@@ -385,7 +385,7 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 		p.Candidates = append(p.Candidates, v.serverName(slot))
 	}
 	var err error
-	// Without a flow table, the chosen candidate is in the list as under any other placement.
+	// Without a flow table, no server is picked: the candidate with the lowest score is the only one.
 	if placed.IsPicked != 0 || placed.Count == 1 {
 		if p.Scores, err = v.describeScores(d.Service, d.Rule, placed.Bucket, placed.Candidate[0]); err != nil {
 			return nil, err
@@ -507,10 +507,10 @@ func (e *TracedEncapsulation) readSource(sent []byte) {
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
 }
 
-// describeEncapsulation describes the encapsulation of a packet of a flow. all are the servers that
-// the packet visits. With GRE and IPIP, it goes from the balancer's address to the first of them.
-// With SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address,
-// and the last segment is the VIP.
+// describeEncapsulation describes the encapsulation of a packet of a flow. The packet visits the
+// servers in all. With GRE and IPIP, it goes from the balancer's address to the first of them. With
+// SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address, and
+// the last segment is the VIP.
 func (v *View) describeEncapsulation(
 	d *dataplane.Decision, flow dataplane.Flow, all []dataplane.DecidedSegment,
 ) *TracedEncapsulation {
