@@ -129,7 +129,7 @@ func (n *Snapshot) checkForReplacing() error {
 	return n.check(func(key string) bool { return treeOf(key) == "" })
 }
 
-// check is Check that considers the values of some keys only.
+// check does the same as Check, but considers the values of some keys only.
 func (n *Snapshot) check(considers func(key string) bool) error {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if !considers(key) {

@@ -77,15 +77,15 @@ func (g *generator) connected(c *connection) {
 		g.deadlines.clear(c)
 		return
 	}
-	if !g.travels(c, accepted) {
+	if !g.startTrip(c, accepted) {
 		g.request(c)
 	}
 }
 
-// travels puts a connection into phase p, for as long as a reply would take to a distant client.
-// The phase ends in expire. If clients are not distant (Config.RoundTrip is nil), travels does
+// startTrip puts a connection into phase p, for as long as a reply would take to a distant client.
+// The phase ends in expire. If clients are not distant (Config.RoundTrip is nil), startTrip does
 // nothing and returns false.
-func (g *generator) travels(c *connection, p phase) bool {
+func (g *generator) startTrip(c *connection, p phase) bool {
 	if g.RoundTrip == nil {
 		return false
 	}
@@ -172,7 +172,7 @@ func (g *generator) ended(c *connection) {
 // answered handles the end of a response. reusable tells whether the connection can take further
 // requests.
 func (g *generator) answered(c *connection, reusable bool) {
-	if !g.travels(c, returning) {
+	if !g.startTrip(c, returning) {
 		g.complete(c, reusable)
 	}
 }

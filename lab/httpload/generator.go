@@ -194,8 +194,8 @@ func (g *generator) begin(now time.Duration) {
 	g.advance()
 }
 
-// advance draws the next arrival, or reads it from the trace. It sets more to false if the arrivals
-// have ended. It also sets over to true, unless they ended because of Config.Duration.
+// advance draws the next arrival, or reads it from the trace. If the arrivals have ended, it sets
+// more to false. Unless they ended because of Config.Duration, it also sets over to true.
 func (g *generator) advance() {
 	if g.Requests > 0 && g.number == g.Requests {
 		g.more, g.over = false, true

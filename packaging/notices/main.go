@@ -136,7 +136,7 @@ var (
 	copyright   = regexp.MustCompile(`(?i)^\W*copyright\s+(\(c\)|©|\d{4}|the )`)
 )
 
-// readWorks reads the licences of folders.
+// readWorks reads the licences of folders. Folders with the same licence file are in one work.
 func readWorks(folders []folder) (works []*work, err error) {
 	for _, f := range folders {
 		text, err := readAll(f.dir, licenseFile)

@@ -15,17 +15,17 @@ type scale struct {
 	start, size float64 // position of low, and distance from there to high
 }
 
-// newScale returns a scale for the bounds that the axis sets, or otherwise for the values. In the
-// latter case it adds some margin, unless exact is true.
+// newScale returns a scale for the bounds that the axis sets. If it sets none, the scale is for the
+// values, with some margin unless exact is true.
 func newScale(axis *Axis, values []float64, start, size float64, exact bool) scale {
 	s := scale{axis: axis, start: start, size: size}
 	if axis.Min != 0 || axis.Max != 0 {
-		s.low, s.high = s.decades(axis.Min), s.decades(axis.Max)
+		s.low, s.high = s.linear(axis.Min), s.linear(axis.Max)
 		return s
 	}
 	s.low, s.high = math.Inf(1), math.Inf(-1)
 	for _, v := range values {
-		if v = s.decades(v); !math.IsNaN(v) && !math.IsInf(v, 0) {
+		if v = s.linear(v); !math.IsNaN(v) && !math.IsInf(v, 0) {
 			s.low, s.high = min(s.low, v), max(s.high, v)
 		}
 	}
@@ -69,9 +69,9 @@ func (s *scale) logBounds() (low, high float64) {
 	return low, high
 }
 
-// decades returns the decimal logarithm of a value if the axis is logarithmic, and otherwise the
-// value.
-func (s *scale) decades(v float64) float64 {
+// linear returns the number to which a value's distance along the axis is proportional: the decimal
+// logarithm if the axis is logarithmic, and otherwise the value.
+func (s *scale) linear(v float64) float64 {
 	if s.axis.Log {
 		return math.Log10(v)
 	}
@@ -80,13 +80,13 @@ func (s *scale) decades(v float64) float64 {
 
 // at returns the position of a value.
 func (s *scale) at(v float64) float64 {
-	return s.start + s.size*(s.decades(v)-s.low)/(s.high-s.low)
+	return s.start + s.size*(s.linear(v)-s.low)/(s.high-s.low)
 }
 
 // shows tells whether a value has a position. On a logarithmic axis, only positive values have one.
 // The position may be outside the axis, where shapes are cut off.
 func (s *scale) shows(v float64) bool {
-	d := s.decades(v)
+	d := s.linear(v)
 	return !math.IsNaN(d) && !math.IsInf(d, 0)
 }
 

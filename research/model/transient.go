@@ -29,8 +29,8 @@ const tolerance = 1e-10
 // threshold are as for SRc. A threshold of 0 is the same as single choice: the first server always
 // passes the flow on, and the second one is a random server.
 //
-// It follows numbers of flows up to one that fewer than one server in 10¹⁰ reaches in the steady
-// state, and at least up to 64 above the initial number.
+// It follows numbers of flows up to a limit, at least 64 above the initial number. In the steady
+// state, at most one server in 10¹⁰ reaches the limit.
 func NewTransient(load float64, cores, threshold, flows int) (*Transient, error) {
 	steady, err := SRc(load, cores, threshold)
 	if err != nil {

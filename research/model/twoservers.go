@@ -95,9 +95,9 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 	if err := s.validate(); err != nil {
 		return TwoServersResult{}, err
 	}
-	line := s
-	line.Observed = 1 // so that the state of a server is only its number of flows
-	list, _ := line.occupancies()
+	allKnown := s
+	allKnown.Observed = 1 // so that the state of a server is only its number of flows
+	list, _ := allKnown.occupancies()
 	// share is the share of the balancer's flows that go to the first server. The queues depend on
 	// it, and it depends on the queues.
 	share := solve(func(share float64) float64 {
@@ -118,7 +118,7 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 			p[i*len(second)+j] = first[i] * second[j]
 		}
 	}
-	r := line.result(p)
+	r := allKnown.result(p)
 	toFirst := s.Observed*share + (1-s.Observed)/2 // share of all flows
 	r.Refused = toFirst*first[s.Room] + (1-toFirst)*second[s.Room]
 	return r, nil

@@ -98,7 +98,8 @@ func (f *folder) any(m measure) bool {
 	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return m.of(&run.Measured) > 0 })
 }
 
-// ways are the ways to find response times, and the styles in which charts over points draw them.
+// ways are the ways to find response times: to measure, to simulate, and to compute by the model.
+// style is that of the lines in charts over points.
 var ways = []struct {
 	kind  string
 	from  source
@@ -109,7 +110,7 @@ var ways = []struct {
 	{"model", modelled, chart.Dotted},
 }
 
-// overPoints draws a measure over the points, with a line for each case and way.
+// overPoints draws a measure over the points, with a line for each case and each of the ways.
 func (f *folder) overPoints(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: f.axis()}
 	for _, way := range ways {
@@ -232,7 +233,7 @@ func (f *folder) distributions(title, chartTitle, name string, of ...source) sec
 const cutOff = 0.98
 
 // distribution draws the distributions at a point. The lines of the first source are solid. Those
-// of the others have the styles of ways.
+// of source i, if i is not 0, have the style of ways[i].
 func (f *folder) distribution(x float64, of []source) chart.Chart {
 	c := chart.Chart{
 		X: chart.Axis{Label: "time, ms"},

@@ -138,7 +138,8 @@ func hlb12(ctx context.Context, r *run) error {
 	return r.compareWeights(ctx, clusters, axis)
 }
 
-// compareWeights draws figure 12b: the ratio of the weights that HLB infers.
+// compareWeights draws figure 12b, the ratio of the weights that HLB infers, for each way to divide
+// durations (hlbNorms).
 func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis places) error {
 	c := chart.Chart{Title: "Weights that HLB gives the halves", X: axis.axis, Y: chart.Axis{Label: "ratio of weights"}}
 	for _, load := range []float64{0.7, 0.9} {

@@ -119,8 +119,8 @@ const hlbPaperRuns, hlb10PaperRuns = 10, 5
 // figure is quick.
 func (r *run) hlbRuns() int { return pick(r, 4, hlbPaperRuns) }
 
-// compete simulates all rivals in all settings with the given number of runs. Each setting must
-// have as many rivals, of the same names.
+// compete simulates all rivals in all settings with the given number of runs. The rivals of all
+// settings must have the same names, in the same order.
 func (r *run) compete(ctx context.Context, settings []setting, runs int) (*contest, error) {
 	c := &contest{rivals: settings[0].rivals}
 	var configs []*sim.Config

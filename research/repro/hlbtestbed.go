@@ -38,8 +38,8 @@ const syntheticDemands = "The paper's testbed served Wikipedia's pages. The dema
 	"synthetic: exponential with a mean of 25 ms, which loads the processors with 85% at the " +
 	"paper's 680 queries a second."
 
-// hlbTestbed returns the configuration of a run of a rival, of a number of seconds. The load is the
-// share of the processors that the flows use, or of the disks if they read files.
+// hlbTestbed returns the configuration of a run of one rival for the given number of seconds. The
+// load is the share of the processors that the flows use, or of the disks if they read files.
 func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Config, error) {
 	method, _, err := one.spec.Build()
 	if err != nil {
@@ -268,7 +268,7 @@ type groupWeights struct {
 	sums, count []float64  // sum and number of the ratios of each sample
 }
 
-// look adds the ratio of one run at one time.
+// look adds the ratio of the mean weights in one run at the time now.
 func (g *groupWeights) look(_ int, now float64, world sim.World) {
 	var sums, servers [2]float64
 	weighings(world, func(s int32, at weighing) {

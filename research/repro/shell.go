@@ -29,9 +29,9 @@ type churn struct {
 }
 
 // reconfigure changes the table several times: it removes a random server or inserts a new one.
-// For each depth, it follows a connection at each place, which is an entry of the table. A
-// connection is lost for good when its server is not in the history of its place: its next packet
-// is answered by a reset.
+// For each depth and both histories of a churn, it follows a connection at each place, which is an
+// entry of the table. A connection is lost for good when its server is not in the history of its
+// place: its next packet is answered by a reset.
 func reconfigure(
 	ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int,
 ) (*churn, error) {
@@ -81,8 +81,9 @@ func reconfigure(
 				return nil, err
 			}
 			printed[i].push(table)
-			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, kept[i].ServersOf))
-			result.printed[i] = append(result.printed[i], lose(lostPrinted[i], first, printed[i].column))
+			result.kept[i] = append(result.kept[i], markLost(lostKept[i], first, kept[i].ServersOf))
+			result.printed[i] = append(result.printed[i],
+				markLost(lostPrinted[i], first, printed[i].column))
 		}
 	}
 	return result, nil
@@ -97,9 +98,9 @@ func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	}
 }
 
-// lose marks the places whose server in the first table is not in their present history, which
+// markLost marks the places whose server in the first table is not in their present history, which
 // column returns. It returns the share of the marked places.
-func lose(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
+func markLost(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
 	n := 0
 	for place, server := range first.Rows {
 		lost[place] = lost[place] || !slices.Contains(column(place), server)
@@ -142,7 +143,7 @@ func (h *printedHistory) push(t *tables.Table) {
 func (h *printedHistory) column(place int) []uint16 { return h.columns[place] }
 
 // churns returns the mean churn of several experiments, for each number of buckets. The paper has
-// five.
+// five experiments.
 func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, error) {
 	experiments, changes := pick(r, 2, 5), pick(r, 60, 200)
 	results := make([]*churn, len(buckets)*experiments)
