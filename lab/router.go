@@ -50,7 +50,7 @@ const (
 	bgpPort     = 179
 	// frrDir contains the daemons of FRR, which are not in the PATH.
 	frrDir = "/usr/lib/frr"
-	// frrUser is the user as which FRR's daemons run. They give up root by themselves.
+	// FRR's daemons give up root by themselves, and run as frrUser.
 	frrUser = "frr"
 )
 

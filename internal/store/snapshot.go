@@ -147,9 +147,8 @@ func (n *Snapshot) check(considers func(key string) bool) error {
 	return nil
 }
 
-// unreadable returns removals of the keys of services, servers and overrides whose values are not
-// valid and that the content after does not have. Tree leaves out such keys, so changesTo does not
-// find their removal.
+// unreadable returns the removals that changesTo does not find, because Tree leaves out keys with
+// invalid values: those of services, servers and overrides that the content after does not have.
 func (n *Snapshot) unreadable(after Tree) (all []changed) {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {

@@ -145,7 +145,7 @@ func (s *scale) logTicks(most int) []tick {
 	if float64(len(logFactors))*(s.high-s.low) > float64(most) {
 		factors = []float64{1}
 	}
-	// From one decade with ticks to the next.
+	// step is the number of decades from one with ticks to the next.
 	step := max(1, math.Ceil((s.high-s.low)/float64(most)))
 	var ticks []tick
 	for decade := math.Floor(s.low/step) * step; decade <= s.high; decade += step {

@@ -123,15 +123,15 @@ func (t *Transient) Advance(ctx context.Context, duration float64) error {
 		for j, weight := range difference {
 			floats.AddScaled(wrong, step*weight, k[j])
 		}
-		err := floats.Norm(wrong, math.Inf(1))
-		if err <= tolerance { // otherwise the step is repeated with a shorter length
-			t.tail, next = next, t.tail
+		largest := floats.Norm(wrong, math.Inf(1)) // the error of the step
+		if largest <= tolerance {                  // otherwise the step is repeated with a shorter length
+			t.tail, next = next, t.tail // the last stage is at the result of the step
 			duration -= step
 		}
 		// The error of a step is in proportion to the fifth power of its length. A last step that
 		// was cut short tells nothing about the longest possible step.
-		if err > tolerance || step == t.step {
-			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(err, 1e-300), 0.2)))
+		if largest > tolerance || step == t.step {
+			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(largest, 1e-300), 0.2)))
 		}
 	}
 	return nil
