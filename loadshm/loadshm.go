@@ -76,8 +76,8 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 }
 
 // keepOpen returns a second descriptor of the open file, which is closed on exec and which the
-// garbage collector does not close. The lock lasts while the open file has a descriptor. A mapping
-// is not enough: on overlayfs the kernel maps the underlying file instead.
+// garbage collector does not close. The lock of the slot lasts while the open file has a
+// descriptor. A mapping is not enough: on overlayfs the kernel maps the underlying file instead.
 func keepOpen(f *os.File) (int, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

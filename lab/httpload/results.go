@@ -137,6 +137,8 @@ func (r *results) finished(q *request, o *outcome) {
 	r.intervals.finished(q.due-r.zero, o)
 }
 
+// server returns the results of the server with this name, or those that nameless or excess servers
+// share.
 func (r *results) server(name string) *serverResults {
 	if name == "" {
 		name = noServer

@@ -204,6 +204,7 @@ var licenses = []struct{ name, phrase string }{
 
 // name returns the short names of the licences in a text.
 func name(text string) (string, error) {
+	// Copies of a licence differ in commas, line breaks, capitals and signs of quotation.
 	words := strings.ToLower(strings.Join(strings.Fields(strings.NewReplacer(",", "", ">", "").Replace(text)), " "))
 	var names []string
 	for _, l := range licenses {

@@ -117,8 +117,8 @@ type tick struct {
 	label string
 }
 
-// ticks returns ticks at round values, about as many as most, or fewer. With categories, it returns
-// one tick for each category.
+// ticks returns ticks at round values. most is about the largest number of them. With categories,
+// it returns one tick for each category.
 func (s *scale) ticks(most int) []tick {
 	var ticks []tick
 	for i, name := range s.axis.Categories {

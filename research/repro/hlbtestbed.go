@@ -271,8 +271,8 @@ type groupWeights struct {
 // look adds the ratio of the mean weights in one run at the time now.
 func (g *groupWeights) look(_ int, now float64, world sim.World) {
 	var sums, servers [2]float64
-	weighings(world, func(s int32, at weighing) {
-		sums[world.Server(s).Group] += at.Weight(s)
+	weighings(world, func(s int32, hlb weighing) {
+		sums[world.Server(s).Group] += hlb.Weight(s)
 		servers[world.Server(s).Group]++
 	})
 	g.mu.Lock()

@@ -128,7 +128,8 @@ func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
 	return h
 }
 
-// push applies the next table.
+// push makes each place's server in the next table the first one of the place. It first moves the
+// others down, and then removes the server where it was before.
 func (h *printedHistory) push(t *tables.Table) {
 	for place, server := range t.Rows {
 		column := h.columns[place]
