@@ -252,7 +252,7 @@ func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 			next, rest = rest[0], rest[1:]
 		}
 		next.From = max(next.From, begin.Seconds())
-		if last := end.Seconds(); last > next.From {
+		if last := end.Seconds(); last > next.From { // false if its requests were due at end itself
 			next.To = min(next.To, last)
 		}
 		all = append(all, next)

@@ -41,7 +41,7 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 		s.low, s.high = s.logBounds()
 	default:
 		if s.low > 0 && s.low < s.high/2 {
-			s.low = 0 // the values use at least half of the axis
+			s.low = 0 // the values still use at least half of the axis
 		}
 		s.high += 0.03 * (s.high - s.low)
 	}

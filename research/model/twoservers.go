@@ -341,6 +341,7 @@ func (s TwoServers) result(p []float64) TwoServersResult {
 			r.Refused += probability * s.refused(first, second)
 			if total := l[0] + l[1]; total > 0 {
 				busy += probability
+				// Σ l_i/(l_1+l_2)·l_i/μ_i, as in HLB's figure 2
 				r.Duration += probability * (l[0]*l[0]/s.Speeds[0] + l[1]*l[1]/s.Speeds[1]) / total
 			}
 		}

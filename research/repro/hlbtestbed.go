@@ -159,8 +159,8 @@ func hlb21(ctx context.Context, r *run) error {
 		func(condition, i int) (*sim.Config, error) {
 			// A condition is a demand and a load: the first conditions have the first demand.
 			demand := demands[condition/len(loads)]
-			// In a time in proportion to the work, a processor or disk serves as many flows of
-			// each demand.
+			// The time is in proportion to the work, so that a processor or disk serves the same
+			// number of flows of each demand.
 			seconds := pick(r, 2000.0, 8000.0) * demand[0].Work.Mean()
 			return hlbTestbed(rivals[i], demand, loads[condition%len(loads)], seconds)
 		},
@@ -245,7 +245,7 @@ func hlb23(ctx context.Context, r *run) error {
 		Y:      chart.Axis{Label: "ratio of weights"},
 		Series: []chart.Series{{Name: "HLB", Points: weights.points()}},
 	})
-	before, after := weights.mean(change/2, change), weights.mean(seconds-change, seconds)
+	before, after := weights.mean(15, change), weights.mean(seconds-30, seconds)
 	r.fastest(c, 0, "HLB", ", flows from 30 s on", "better than other algorithms, says the text")
 	r.smaller("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
 		"HLB adapts its weights, says the text")

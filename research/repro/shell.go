@@ -267,7 +267,8 @@ func shell6(ctx context.Context, r *run) error {
 }
 
 // shell7 draws the share of reset connections for several numbers of buckets, with a history of
-// depth 3. The durations are those that give 5% without a history (h = 1) and 35591 buckets.
+// depth 3. With the durations of its connections, 5% of them are reset without a history (h = 1) and
+// with 35591 buckets.
 func shell7(ctx context.Context, r *run) error {
 	buckets := []int{4093, 8191, 16381, 35591, 65537}
 	const depth, named = 3, 35591
