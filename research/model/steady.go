@@ -148,7 +148,7 @@ func (s *Steady) moments() (first, second float64) {
 		first += float64(n) * s.share[n]
 		second += float64(n*n) * s.share[n]
 	}
-	// Σ q^j, Σ j·q^j and Σ j²·q^j of the geometric tail.
+	// The geometric tail, q^j from last on: its weight, and the means of j and j² in it.
 	q, n := s.ratio, float64(last)
 	sum := s.share[last] / (1 - q)
 	mean := q / (1 - q)

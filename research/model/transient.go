@@ -66,11 +66,11 @@ func (t *Transient) MeanFlows() float64 { return floats.Sum(t.tail) }
 
 // change writes ds/dt of equation (1) to derivative. tail is s.
 func (t *Transient) change(tail, derivative []float64) {
-	rejected := 1.0
+	rejected := 1.0 // share of the servers that reject: s at the threshold
 	if t.threshold > 0 {
 		rejected = tail[t.threshold-1]
 	}
-	below := 1.0
+	below := 1.0 // s_(n-1); share is s_n, and above is s_(n+1)
 	for i, share := range tail {
 		n, above := i+1, 0.0
 		if n < len(tail) {

@@ -176,16 +176,17 @@ func (s TwoServers) preference(first, second occupancy) float64 {
 	case WCMP:
 		return s.Weights[0] / (s.Weights[0] + s.Weights[1])
 	case LSQ:
-		return smaller(float64(first.known), float64(second.known))
+		return firstShare(float64(first.known), float64(second.known))
 	case SED:
 		// Without divisions, so that equal values compare as equal.
-		return smaller(float64(first.known+1)*s.Weights[1], float64(second.known+1)*s.Weights[0])
+		return firstShare(float64(first.known+1)*s.Weights[1], float64(second.known+1)*s.Weights[0])
 	}
 	return 0.5
 }
 
-// smaller returns 1 if a is smaller, 0 if b is smaller, and 1/2 if they are equal.
-func smaller(a, b float64) float64 {
+// firstShare returns the share of the flows that the first server gets if all go to the server with
+// the smaller value: 1 if a is smaller, 0 if b is smaller, and 1/2 if they are equal.
+func firstShare(a, b float64) float64 {
 	switch {
 	case a < b:
 		return 1

@@ -70,7 +70,7 @@ func (f *folder) overall(m measure, u unit) chart.Chart {
 	return f.overPoints(m, u)
 }
 
-// intervals says what error bars are.
+// intervals explains the error bars, or returns an empty string if there are none.
 func (f *folder) intervals() string {
 	switch {
 	case f.Seeds < 2 && !f.hasSimulation(): // there are none

@@ -89,7 +89,7 @@ func reconfigure(
 	return result, nil
 }
 
-// pickPresent returns the index of a random server that has not been removed.
+// pickPresent returns the index of a random server that is in the table.
 func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	for {
 		if i := rng.IntN(len(servers)); servers[i].Weight > 0 {
@@ -267,8 +267,8 @@ func shell6(ctx context.Context, r *run) error {
 }
 
 // shell7 draws the share of reset connections for several numbers of buckets, with a history of
-// depth 3. With the durations of its connections, 5% of them are reset without a history (h = 1) and
-// with 35591 buckets.
+// depth 3. With the durations of its connections, 5% of them are reset without a history (h = 1)
+// and with 35591 buckets.
 func shell7(ctx context.Context, r *run) error {
 	buckets := []int{4093, 8191, 16381, 35591, 65537}
 	const depth, named = 3, 35591
