@@ -410,7 +410,7 @@ func (l *Lab) countsAt(
 	return counts, nil
 }
 
-// mapOfProgram opens the map with the given name of those that a program uses.
+// mapOfProgram opens the map with the given name among those that a program uses.
 func mapOfProgram(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {

@@ -272,12 +272,12 @@ func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []mov
 			move{occupancy{o.known + 1, o.unknown}, known},
 			move{occupancy{o.known, o.unknown + 1}, unknown})
 	}
-	share := s.Speeds[server] / float64(max(1, o.flows())) // the speed at which a flow is served
+	speed := s.Speeds[server] / float64(max(1, o.flows())) // of serving one flow
 	if o.known > 0 {
-		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, share * float64(o.known)})
+		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, speed * float64(o.known)})
 	}
 	if o.unknown > 0 {
-		moves = append(moves, move{occupancy{o.known, o.unknown - 1}, share * float64(o.unknown)})
+		moves = append(moves, move{occupancy{o.known, o.unknown - 1}, speed * float64(o.unknown)})
 	}
 	// A move of rate 0 may lead to an occupancy that is not in the list.
 	kept := moves[:0]
