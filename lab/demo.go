@@ -27,8 +27,9 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// transferCounts are the numbers of downloads, and of uploads, of each size to a TCP service. Many
-// small ones show how connections spread over servers; the large ones test long connections.
+// transferCounts are the numbers of downloads, and of uploads, of each size to a TCP service. The
+// many small transfers show how connections spread over servers; the large ones test long
+// connections.
 var transferCounts = map[Size]int{1e3: 16, 100e3: 6, 1e6: 3, 10e6: 1}
 
 const (

@@ -362,6 +362,7 @@ type ImpairmentCounts struct {
 // nil if there is no impairment.
 func (l *Lab) ImpairmentCounts() (counts map[string]ImpairmentCounts, err error) {
 	err = l.Node("fabric").netlink(func(h *netlink.Handle) error {
+		// The programs of all ports share one map. So it does not matter which port leads to it.
 		counts, err = l.countsAt(h, "edge", netlink.HANDLE_MIN_EGRESS)
 		return err
 	})
@@ -409,7 +410,7 @@ func (l *Lab) countsAt(
 	return counts, nil
 }
 
-// mapOfProgram opens the map with the given name of those that a program uses.
+// mapOfProgram opens the map with the given name among those that a program uses.
 func mapOfProgram(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {

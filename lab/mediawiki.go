@@ -154,7 +154,7 @@ func (n *Node) writeMediaWikiConfig() error {
 }
 
 // prepareWikis gives each server with the application mediawiki a copy of the wiki. If no earlier
-// lab has kept such a wiki, prepareWikis first imports it.
+// lab has kept the same wiki, prepareWikis first imports it.
 func (l *Lab) prepareWikis(ctx context.Context) error {
 	// After a reboot, data of an earlier lab with this name may be left.
 	if err := os.RemoveAll(dataDir(l.Name)); err != nil {

@@ -135,8 +135,7 @@ func (t Topology) Specs() []Spec {
 func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
 
 // outerGateways returns the edge router's addresses on its link to this balancer, which has two
-// arms: first the IPv6 address, then the IPv4 address. Each is the address before the balancer's
-// own.
+// arms: first the IPv6 address, then the IPv4 address. Each is by 1 lower than the balancer's own.
 func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
 
 // outside returns the balancer's addresses that the edge router uses as next hops of the VIPs.

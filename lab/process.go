@@ -36,7 +36,7 @@ type Process struct {
 	exited chan struct{}
 }
 
-// Timeouts for processes. Even on a busy machine, processes need much less time.
+// How long a process may take to get ready, and to end. Even on a busy machine, it needs much less.
 const (
 	readyTimeout = 30 * time.Second
 	stopTimeout  = 10 * time.Second

@@ -50,13 +50,13 @@ const (
 	bgpPort     = 179
 	// frrDir contains the daemons of FRR, which are not in the PATH.
 	frrDir = "/usr/lib/frr"
-	// frrUser is the user as which FRR's daemons run. They give up root by themselves.
+	// FRR's daemons give up root by themselves, and run as frrUser.
 	frrUser = "frr"
 )
 
 // checkRouter returns an error if the edge router runs FRR, and a daemon of FRR is not installed.
-// Up checks by itself that the programs of all processes exist. But FRR's process is a shell that
-// starts the daemons, and BIRD's is the daemon itself.
+// Up itself checks only the program of each process. For BIRD this is the daemon, and for FRR a
+// shell that starts the daemons.
 func (t Topology) checkRouter() error {
 	if t.Edge.Router != FRR {
 		return nil
@@ -184,13 +184,13 @@ func (n *Node) writeRouter() error {
 		return n.writeConfig("bird.conf", c)
 	}
 	// FRR: frr.sh starts its daemons, and each daemon has a file of its own.
-	return errors.Join(own(c.Dir, frrUser), n.writeConfig("frr.sh", c),
+	return errors.Join(giveTo(c.Dir, frrUser), n.writeConfig("frr.sh", c),
 		n.writeConfig("zebra.conf", c), n.writeConfig("bgpd.conf", c), n.writeConfig("bfdd.conf", c))
 }
 
-// own makes the user with this name the owner of a directory, so that a daemon of this user can
+// giveTo makes the user with this name the owner of a directory, so that a daemon of this user can
 // make files in it.
-func own(dir, name string) error {
+func giveTo(dir, name string) error {
 	u, err := user.Lookup(name)
 	if err != nil {
 		return err

@@ -303,7 +303,8 @@ func bpffsMounted() (bool, error) {
 	return stat.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// mountBPFFS mounts the BPF file system if it is not mounted, and then marks the lab.
+// mountBPFFS mounts the BPF file system, unless it is mounted already. Before it mounts, it makes
+// the file mountedMark, by which unmountBPFFS knows that the lab has mounted it.
 func mountBPFFS(name string) error {
 	if mounted, err := bpffsMounted(); mounted || err != nil {
 		return err

@@ -406,7 +406,8 @@ func (s Service) extraListBytes(servers int) int {
 	extra := (visited - 1) * segment
 	if visited > 1 && s.Encapsulation != desired.SRv6Insert {
 		// A packet for a single server has no segment routing header. A longer list has all servers
-		// but the first, whose SID is the destination address. (Offers list it too, but are short.)
+		// but the first, whose SID is the destination address. An offer lists the first, too, but is
+		// a SYN, and so a short packet.
 		extra += fixedHeader
 	}
 	return extra

@@ -114,8 +114,8 @@ static inline int segue_load_take(int fd, struct segue_load_file *file)
 }
 
 /*
- * Returns a second descriptor of the open file. The lock lasts while the open file has a
- * descriptor. A mapping is not enough: on overlayfs the kernel maps the underlying file instead.
+ * Returns a second descriptor of the open file. The lock of the slot lasts while the open file has
+ * a descriptor. A mapping is not enough: on overlayfs the kernel maps the underlying file instead.
  * Numbers below 3 are left for the standard streams.
  */
 static inline int segue_load_keep_open(int fd)

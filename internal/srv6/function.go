@@ -56,8 +56,8 @@ var functionNames = map[Function]struct{ long, short string }{
 	Return:            {"return", "rt"},
 }
 
-// AtServer tells whether a packet to a VIP may ask servers for the function: is_vip_function in
-// bpf/agent/envelope.h.
+// AtServer tells whether the function is one that servers apply to packets to VIPs. is_vip_function
+// in bpf/agent/envelope.h does the same.
 func (f Function) AtServer() bool { return f >= ConnectAvail && f <= Steer }
 
 // IsOffer tells whether the function offers a new connection to a server.

@@ -50,7 +50,7 @@ type Follower struct {
 	cache    string        // the path of the balancer's own file, which has the state that it follows
 	setAside bool          // this file could not be read: save must keep it under another name
 	interval time.Duration // generationInterval, except in tests
-	// deference is strangerPause, except in tests.
+	// deference is the time that others get to lead first: strangerPause, except in tests.
 	deference time.Duration
 	history   serversets.Generations // those that the balancer had before it followed a store
 

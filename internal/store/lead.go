@@ -58,8 +58,8 @@ type releaser struct {
 	// removed has the keys that this balancer has removed, with the revisions at which it has removed
 	// them. A snapshot of an earlier revision still has these keys.
 	removed map[string]int64
-	// strangerSince is the time since which the store has no generations while this balancer has no
-	// history. It is zero if the store has generations, or if this balancer has a history.
+	// strangerSince is when this balancer found that neither the store has generations nor it itself
+	// has a history. It is zero if the store has generations, or if this balancer has a history.
 	strangerSince time.Time
 	// failedAt is the revision of the head whose change this balancer could not release. 0: none.
 	failedAt int64

@@ -83,7 +83,7 @@ type writer struct {
 	by     string // head.By of its changes
 }
 
-// readForChange is Read that waits for some time if a member of etcd is cut off from the others.
+// readForChange does the same as Read, but waits if a member of etcd is cut off from the others.
 func (w *writer) readForChange(ctx context.Context) (*Snapshot, error) {
 	waiting, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -236,8 +236,8 @@ func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clie
 			all.add(clientv3.OpDelete(w.key(c.key)), 0)
 			continue
 		case isUnreadable:
-			// Readers of earlier changes get the new value, too: there is no other one. The number 0 is
-			// before all changes.
+			// The present value cannot be read. So readers of earlier changes get the new one, too:
+			// as of change 0, which is before all others.
 			it = item{{Value: c.value}}
 		}
 		next := it.with(version{number, c.value}, readers...)

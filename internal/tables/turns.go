@@ -10,7 +10,7 @@ import (
 // BuildTurns builds the table of round-robin: its rows are turns, and the first candidate of a row
 // has the row's turn. The table is one cycle, in which each server has as many turns as its weight
 // says, divided by the greatest common divisor of all weights. So equal weights give a row for each
-// server, in the order of names. A cycle of more than the given number of buckets is cut there.
+// server, in the order of names. A cycle of more turns than buckets is cut off at that number.
 //
 // Turns are spread evenly: after some turns, the number of turns that a server has had differs from
 // its share of them by less than one. The turns of a server are scheduled by their deadlines

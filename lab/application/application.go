@@ -2,7 +2,7 @@
 
 // Package application is an HTTP server for the lab, with emulated processors. A request takes as
 // long as its work would take on a server with the given cores, but timers take the place of the
-// work. So many servers can run on a small machine, each at a known load.
+// work. So a small machine can run many servers, each at a known load.
 //
 // Everything in front of the processors is real. A worker serves one connection at a time, as in
 // Apache's MPM prefork. While all workers are busy, connections wait in the kernel's accept queue

@@ -302,7 +302,8 @@ func serviceConfig(s service) desired.Service {
 	}
 	addServers(&c, 1, s.serverCount())
 	if s.placement.Polls() {
-		// With these weights, a third of the draws propose a server that does not take the flow.
+		// The lighter servers take a third of the flows that are proposed to them, so a third of all
+		// proposals fail.
 		const light, heavy = 1, 3
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(light))
@@ -382,8 +383,8 @@ func (r *rig) apply(s service) error {
 	return nil
 }
 
-// report lets each server of the service accept a flow, and report its load with that. The loads
-// differ, so that the balancer has to sort the candidates.
+// report sends the balancer a signal of each server, by which the server accepts a flow and reports
+// its load. The loads differ, so that the balancer has to sort the candidates.
 func (r *rig) report(h *host, s service) error {
 	serial, err := clock()
 	if err != nil {

@@ -126,8 +126,8 @@ func (t *testRuns) sourceOf(way Way) (*source, error) {
 	return s, nil
 }
 
-// mix changes a source to new connections that a balancer with this placement handles. Of the three
-// packets of a connection, the second and the third are of a known flow.
+// mix changes a source to packets of new connections, and its program to that of a balancer with
+// this placement. Of the three packets of a connection, the last two are of a known flow.
 func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) {
 	svc := usual(ipv6, desired.TCP)
 	svc.placement, svc.servers = placement, mixServers

@@ -63,8 +63,8 @@ func outcomeOf(err error, connected bool) Outcome {
 	return outcome
 }
 
-// explain adds advice to errors that lack something on this host. It returns other errors as they
-// are.
+// explain adds advice to errors that tell that this host has no free port or file descriptor. It
+// returns other errors as they are.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EADDRNOTAVAIL):

@@ -137,6 +137,8 @@ func (r *results) finished(q *request, o *outcome) {
 	r.intervals.finished(q.due-r.zero, o)
 }
 
+// server returns the results of the server with this name, or those that nameless or excess servers
+// share.
 func (r *results) server(name string) *serverResults {
 	if name == "" {
 		name = noServer
@@ -250,7 +252,7 @@ func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 			next, rest = rest[0], rest[1:]
 		}
 		next.From = max(next.From, begin.Seconds())
-		if last := end.Seconds(); last > next.From {
+		if last := end.Seconds(); last > next.From { // false if its requests were due at end itself
 			next.To = min(next.To, last)
 		}
 		all = append(all, next)

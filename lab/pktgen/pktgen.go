@@ -242,7 +242,7 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	// The program stops when it has made this number of packets since it was loaded.
+	// The program stops when it has sent this number of packets since it was loaded.
 	limit := uint64(math.MaxUint64)
 	if g.cfg.Count > 0 {
 		limit = before + g.cfg.Count
@@ -257,7 +257,7 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 	return Result{Sent: now - before, Elapsed: elapsed}, errors.Join(err, errSent)
 }
 
-// sendUntil makes system calls until the program has made limit packets since it was loaded, or the
+// sendUntil makes system calls until the program has sent limit packets since it was loaded, or the
 // context ends. It doubles the number of frames of a call until a call takes about callDuration.
 func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 	frames := uint32(firstFrames) // in the next call
@@ -292,7 +292,7 @@ func (c *Config) batch() uint32 {
 	return c.Batch
 }
 
-// sent returns the number of packets that the program has made since it was loaded.
+// sent returns the number of packets that the program has sent since it was loaded.
 func (g *Generator) sent() (sent uint64, err error) {
 	if err := g.objects.Sent.Get(&sent); err != nil {
 		return 0, fmt.Errorf("packet generator: read the counter: %w", err)

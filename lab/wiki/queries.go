@@ -41,7 +41,7 @@ type Queries struct {
 }
 
 // WriteQueries writes the requests as a trace: a header, and a line for each request with its time
-// in seconds and its path. It ends at q.Duration, or earlier if the arrivals end by themselves.
+// in seconds and its path. The trace ends at q.Duration, or earlier if the arrivals end earlier.
 func (w *Wiki) WriteQueries(out io.Writer, q Queries) error {
 	arrivals, err := q.Arrivals.Start(sim.NewRand(q.Seed, 0))
 	if err != nil {

@@ -136,7 +136,7 @@ var (
 	copyright   = regexp.MustCompile(`(?i)^\W*copyright\s+(\(c\)|©|\d{4}|the )`)
 )
 
-// readWorks reads the licences of folders.
+// readWorks reads the licences of folders. Folders with the same licence file are in one work.
 func readWorks(folders []folder) (works []*work, err error) {
 	for _, f := range folders {
 		text, err := readAll(f.dir, licenseFile)
@@ -204,6 +204,7 @@ var licenses = []struct{ name, phrase string }{
 
 // name returns the short names of the licences in a text.
 func name(text string) (string, error) {
+	// Copies of a licence differ in commas, line breaks, capitals and signs of quotation.
 	words := strings.ToLower(strings.Join(strings.Fields(strings.NewReplacer(",", "", ">", "").Replace(text)), " "))
 	var names []string
 	for _, l := range licenses {

@@ -20,12 +20,12 @@ type scale struct {
 func newScale(axis *Axis, values []float64, start, size float64, exact bool) scale {
 	s := scale{axis: axis, start: start, size: size}
 	if axis.Min != 0 || axis.Max != 0 {
-		s.low, s.high = s.decades(axis.Min), s.decades(axis.Max)
+		s.low, s.high = s.linear(axis.Min), s.linear(axis.Max)
 		return s
 	}
 	s.low, s.high = math.Inf(1), math.Inf(-1)
 	for _, v := range values {
-		if v = s.decades(v); !math.IsNaN(v) && !math.IsInf(v, 0) {
+		if v = s.linear(v); !math.IsNaN(v) && !math.IsInf(v, 0) {
 			s.low, s.high = min(s.low, v), max(s.high, v)
 		}
 	}
@@ -41,7 +41,7 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 		s.low, s.high = s.logBounds()
 	default:
 		if s.low > 0 && s.low < s.high/2 {
-			s.low = 0 // the values use at least half of the axis
+			s.low = 0 // the values still use at least half of the axis
 		}
 		s.high += 0.03 * (s.high - s.low)
 	}
@@ -69,9 +69,9 @@ func (s *scale) logBounds() (low, high float64) {
 	return low, high
 }
 
-// decades returns the decimal logarithm of a value if the axis is logarithmic, and otherwise the
-// value.
-func (s *scale) decades(v float64) float64 {
+// linear returns the number to which a value's distance along the axis is proportional: the decimal
+// logarithm if the axis is logarithmic, and otherwise the value.
+func (s *scale) linear(v float64) float64 {
 	if s.axis.Log {
 		return math.Log10(v)
 	}
@@ -80,13 +80,13 @@ func (s *scale) decades(v float64) float64 {
 
 // at returns the position of a value.
 func (s *scale) at(v float64) float64 {
-	return s.start + s.size*(s.decades(v)-s.low)/(s.high-s.low)
+	return s.start + s.size*(s.linear(v)-s.low)/(s.high-s.low)
 }
 
 // shows tells whether a value has a position. On a logarithmic axis, only positive values have one.
 // The position may be outside the axis, where shapes are cut off.
 func (s *scale) shows(v float64) bool {
-	d := s.decades(v)
+	d := s.linear(v)
 	return !math.IsNaN(d) && !math.IsInf(d, 0)
 }
 
@@ -117,8 +117,8 @@ type tick struct {
 	label string
 }
 
-// ticks returns ticks at round values, about as many as most, or fewer. With categories, it returns
-// one tick for each category.
+// ticks returns ticks at round values. most is about the largest number of them. With categories,
+// it returns one tick for each category.
 func (s *scale) ticks(most int) []tick {
 	var ticks []tick
 	for i, name := range s.axis.Categories {

@@ -148,7 +148,7 @@ func (s *Steady) moments() (first, second float64) {
 		first += float64(n) * s.share[n]
 		second += float64(n*n) * s.share[n]
 	}
-	// Σ q^j, Σ j·q^j and Σ j²·q^j of the geometric tail.
+	// The geometric tail, q^j from last on: its weight, and the means of j and j² in it.
 	q, n := s.ratio, float64(last)
 	sum := s.share[last] / (1 - q)
 	mean := q / (1 - q)
@@ -173,8 +173,8 @@ func (s *Steady) MeanResponseWithDelay(delay float64) float64 {
 }
 
 // Fairness returns Jain's index of the servers' numbers of flows, E[X]²/E[X²] (6LB, section V-D).
-// The paper defines the index over N servers, and N cancels out. In the paper's sums it would
-// not: they have E(X)² = N²(…)² over E(X²) = N(…).
+// The paper defines the index over N servers, so N cancels out. In the sums that the paper prints,
+// N does not cancel out: they have E(X)² = N²(…)² over E(X²) = N(…).
 func (s *Steady) Fairness() float64 {
 	mean, square := s.moments()
 	return mean * mean / square

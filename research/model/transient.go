@@ -66,11 +66,11 @@ func (t *Transient) MeanFlows() float64 { return floats.Sum(t.tail) }
 
 // change writes ds/dt of equation (1) to derivative. tail is s.
 func (t *Transient) change(tail, derivative []float64) {
-	rejected := 1.0
+	rejected := 1.0 // share of the servers that reject: s at the threshold
 	if t.threshold > 0 {
 		rejected = tail[t.threshold-1]
 	}
-	below := 1.0
+	below := 1.0 // s_(n-1); share is s_n, and above is s_(n+1)
 	for i, share := range tail {
 		n, above := i+1, 0.0
 		if n < len(tail) {
@@ -123,15 +123,15 @@ func (t *Transient) Advance(ctx context.Context, duration float64) error {
 		for j, weight := range difference {
 			floats.AddScaled(wrong, step*weight, k[j])
 		}
-		err := floats.Norm(wrong, math.Inf(1))
-		if err <= tolerance { // otherwise the step is repeated with a shorter length
-			t.tail, next = next, t.tail
+		largest := floats.Norm(wrong, math.Inf(1)) // the error of the step
+		if largest <= tolerance {                  // otherwise the step is repeated with a shorter length
+			t.tail, next = next, t.tail // the last stage is at the result of the step
 			duration -= step
 		}
 		// The error of a step is in proportion to the fifth power of its length. A last step that
 		// was cut short tells nothing about the longest possible step.
-		if err > tolerance || step == t.step {
-			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(err, 1e-300), 0.2)))
+		if largest > tolerance || step == t.step {
+			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(largest, 1e-300), 0.2)))
 		}
 	}
 	return nil

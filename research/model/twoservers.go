@@ -95,9 +95,9 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 	if err := s.validate(); err != nil {
 		return TwoServersResult{}, err
 	}
-	line := s
-	line.Observed = 1 // so that the state of a server is only its number of flows
-	list, _ := line.occupancies()
+	allKnown := s
+	allKnown.Observed = 1 // so that the state of a server is only its number of flows
+	list, _ := allKnown.occupancies()
 	// share is the share of the balancer's flows that go to the first server. The queues depend on
 	// it, and it depends on the queues.
 	share := solve(func(share float64) float64 {
@@ -118,7 +118,7 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 			p[i*len(second)+j] = first[i] * second[j]
 		}
 	}
-	r := line.result(p)
+	r := allKnown.result(p)
 	toFirst := s.Observed*share + (1-s.Observed)/2 // share of all flows
 	r.Refused = toFirst*first[s.Room] + (1-toFirst)*second[s.Room]
 	return r, nil
@@ -176,16 +176,17 @@ func (s TwoServers) preference(first, second occupancy) float64 {
 	case WCMP:
 		return s.Weights[0] / (s.Weights[0] + s.Weights[1])
 	case LSQ:
-		return smaller(float64(first.known), float64(second.known))
+		return firstShare(float64(first.known), float64(second.known))
 	case SED:
 		// Without divisions, so that equal values compare as equal.
-		return smaller(float64(first.known+1)*s.Weights[1], float64(second.known+1)*s.Weights[0])
+		return firstShare(float64(first.known+1)*s.Weights[1], float64(second.known+1)*s.Weights[0])
 	}
 	return 0.5
 }
 
-// smaller returns 1 if a is smaller, 0 if b is smaller, and 1/2 if they are equal.
-func smaller(a, b float64) float64 {
+// firstShare returns the share of the flows that the first server gets if all go to the server with
+// the smaller value: 1 if a is smaller, 0 if b is smaller, and 1/2 if they are equal.
+func firstShare(a, b float64) float64 {
 	switch {
 	case a < b:
 		return 1
@@ -271,12 +272,12 @@ func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []mov
 			move{occupancy{o.known + 1, o.unknown}, known},
 			move{occupancy{o.known, o.unknown + 1}, unknown})
 	}
-	share := s.Speeds[server] / float64(max(1, o.flows())) // the speed at which a flow is served
+	speed := s.Speeds[server] / float64(max(1, o.flows())) // of serving one flow
 	if o.known > 0 {
-		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, share * float64(o.known)})
+		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, speed * float64(o.known)})
 	}
 	if o.unknown > 0 {
-		moves = append(moves, move{occupancy{o.known, o.unknown - 1}, share * float64(o.unknown)})
+		moves = append(moves, move{occupancy{o.known, o.unknown - 1}, speed * float64(o.unknown)})
 	}
 	// A move of rate 0 may lead to an occupancy that is not in the list.
 	kept := moves[:0]
@@ -341,6 +342,7 @@ func (s TwoServers) result(p []float64) TwoServersResult {
 			r.Refused += probability * s.refused(first, second)
 			if total := l[0] + l[1]; total > 0 {
 				busy += probability
+				// Σ l_i/(l_1+l_2)·l_i/μ_i, as in HLB's figure 2
 				r.Duration += probability * (l[0]*l[0]/s.Speeds[0] + l[1]*l[1]/s.Speeds[1]) / total
 			}
 		}

@@ -70,7 +70,7 @@ func (f *folder) overall(m measure, u unit) chart.Chart {
 	return f.overPoints(m, u)
 }
 
-// intervals says what error bars are.
+// intervals explains the error bars, or returns an empty string if there are none.
 func (f *folder) intervals() string {
 	switch {
 	case f.Seeds < 2 && !f.hasSimulation(): // there are none
@@ -98,7 +98,8 @@ func (f *folder) any(m measure) bool {
 	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return m.of(&run.Measured) > 0 })
 }
 
-// ways are the ways to find response times, and the styles in which charts over points draw them.
+// ways are the ways to find response times: to measure, to simulate, and to compute by the model.
+// style is that of the lines in charts over points.
 var ways = []struct {
 	kind  string
 	from  source
@@ -109,7 +110,7 @@ var ways = []struct {
 	{"model", modelled, chart.Dotted},
 }
 
-// overPoints draws a measure over the points, with a line for each case and way.
+// overPoints draws a measure over the points, with a line for each case and each of the ways.
 func (f *folder) overPoints(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: f.axis()}
 	for _, way := range ways {

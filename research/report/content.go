@@ -127,7 +127,7 @@ func (f *folder) content() (*content, error) {
 		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
 		c.HasBound = c.HasBound || c.Rows[i].Bound.Number != unknown
 	}
-	for _, m := range f.measured() {
+	for _, m := range f.presentMeasures() {
 		c.Measures = append(c.Measures, m.name)
 	}
 	return c, c.addSections(f)
@@ -231,7 +231,7 @@ func (f *folder) agreement() string {
 		(sizes[(len(sizes)-1)/2]+sizes[len(sizes)/2])/2, withSign(worst), where)
 }
 
-// orders returns the orders of the cases at all points.
+// orders returns, for each point, the order of the cases from the best to the worst.
 func (f *folder) orders() (all []order) {
 	if !f.ComparesTimes() {
 		return nil
@@ -262,7 +262,7 @@ func (f *folder) rows() (rows []row) {
 // rowOf sums up the runs of a case at a point.
 func (f *folder) rowOf(runs []*testbed.Run) row {
 	r := row{Runs: len(runs)}
-	r.Times = timesOf(runs, measured, f.measured(), f.unit())
+	r.Times = timesOf(runs, measured, f.presentMeasures(), f.unit())
 	r.Simulated = valueOf(estimate(runs, simulated, measures[0], f.unit()))
 	r.Bound = valueOf(estimate(runs, bounded, measures[0], f.unit()))
 	r.TimesBound = valueOf(timesBound(runs))
@@ -298,8 +298,8 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	return r
 }
 
-// measured returns the measures that at least one run has.
-func (f *folder) measured() (some []measure) {
+// presentMeasures returns the measures that at least one run has.
+func (f *folder) presentMeasures() (some []measure) {
 	for _, m := range measures {
 		if f.any(m) {
 			some = append(some, m)

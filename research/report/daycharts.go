@@ -41,7 +41,7 @@ func (f *folder) dayAt(x float64) ([]figure, error) {
 		median.Series = append(median.Series, line)
 		fan := d.fan(line)
 		deciles = append(deciles, figure{"deciles-" + name, fan})
-		for _, p := range fan.Series[0].Points {
+		for _, p := range fan.Series[0].Points { // of the widest band
 			highest = max(highest, p.High)
 		}
 	}

@@ -26,7 +26,7 @@ func (f *folder) large() section {
 			Title: "Shares of the large servers over time", X: chart.Axis{Label: "s"},
 			Y: chart.Axis{Label: "% of the responses"},
 		}
-		for _, way := range ways[:2] {
+		for _, way := range ways[:2] { // measured and simulated
 			for i, name := range f.Cases {
 				points := f.meanLargeShares(f.runs(name, x), way.from, percent)
 				if len(points) == 0 {

@@ -113,7 +113,8 @@ func timesBound(runs []*testbed.Run) (sim.Estimate, bool) {
 	return sim.EstimateOf(values), len(values) > 0
 }
 
-// fromEven returns the largest distances of a server's open connections from an even share.
+// fromEven returns the largest distance of a server's open connections from an even share, as the
+// mean over the runs.
 func fromEven(runs []*testbed.Run) (sim.Estimate, bool) {
 	var values []float64
 	for _, run := range runs {

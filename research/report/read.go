@@ -71,7 +71,7 @@ func openFolder(path string) (*folder, error) {
 	return f, nil
 }
 
-// check returns the first value of results that a report cannot show.
+// check returns an error about the first value of results that a report cannot show.
 func check(r *testbed.Results) error {
 	switch {
 	case r.Experiment == "":
@@ -97,7 +97,7 @@ func check(r *testbed.Results) error {
 	return nil
 }
 
-// checkRun returns the first value of a run that a report cannot show.
+// checkRun returns an error about the first value of a run that a report cannot show.
 func checkRun(r *testbed.Results, run *testbed.Run) error {
 	switch {
 	case !slices.Contains(r.Cases, run.Case):
@@ -128,7 +128,8 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 	return nil
 }
 
-// checkResponse returns the first value of a response that a report cannot show. It accepts nil.
+// checkResponse returns an error about the first value of a response that a report cannot show. It
+// accepts nil.
 func checkResponse(r *testbed.Response) error {
 	if r == nil {
 		return nil

@@ -40,7 +40,8 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 	return servers
 }
 
-// shares has a chart for each point: the requests of the servers, the server with the most first.
+// shares has a chart for each point: the responses or open connections of the servers, the server
+// with the most first.
 func (f *folder) shares() section {
 	s := section{
 		title: "Shares of the servers",

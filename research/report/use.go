@@ -23,8 +23,8 @@ type useRow struct {
 	Fairness, Overprovision, Estimates value
 }
 
-// use returns the lines of all cases at all points. It returns none if the capacities of the
-// servers are not known.
+// use returns the table of how servers are used, for all cases at all points. It returns nothing if
+// the capacities of the servers are not known.
 func (f *folder) use() (rows []useRow) {
 	for _, name := range f.Cases {
 		for _, x := range f.Points {
@@ -37,7 +37,7 @@ func (f *folder) use() (rows []useRow) {
 	return rows
 }
 
-// useOf returns a line for each capacity, the largest first. It returns none if no capacity is
+// useOf returns a row for each capacity, the largest first. It returns none if no capacity is
 // known, or if there were no responses.
 func useOf(runs []*testbed.Run) (rows []useRow) {
 	servers := serverShares(runs)

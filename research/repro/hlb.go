@@ -102,7 +102,7 @@ type order struct {
 }
 
 // hlb2Statements returns the statements of section III-A about durations, given the durations by
-// scenario and rule.
+// scenario and rule. Each says that the first duration is not longer than the second.
 func hlb2Statements(d [3][4]float64) []order {
 	all, half, wrong := d[0], d[1], d[2]
 	return []order{

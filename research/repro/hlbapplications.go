@@ -36,12 +36,12 @@ func hlb22(ctx context.Context, r *run) error {
 		r.fastest(c, i, "HLB", ", "+kind, "better for all types, says the text")
 	}
 	const balanced = 2
-	less, err := r.compete(ctx, settings(clusters[balanced:balanced+1], 0.8, rivals), r.hlbRuns())
+	at80, err := r.compete(ctx, settings(clusters[balanced:balanced+1], 0.8, rivals), r.hlbRuns())
 	if err != nil {
 		return err
 	}
 	r.remark("With the balanced type and IO used by 80%%, HLB / best of the others is %.3f.",
-		ratio(less.of(0, "HLB"), less.best(0, "HLB")))
+		ratio(at80.of(0, "HLB"), at80.best(0, "HLB")))
 	r.remark("The Oracle is left out, because that of the simulator only knows the work of " +
 		"processors.")
 	r.remark("The rate uses 90%% of the resource that flows use most. From the balanced type on, " +

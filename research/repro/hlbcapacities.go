@@ -43,8 +43,8 @@ func hlb10(ctx context.Context, r *run) error {
 	return r.drawFromSYN(ctx, loads, x)
 }
 
-// compareHLB10 checks the statements of section VI-A3 about all loads and about the Oracle. The
-// section calls 70% a moderate load.
+// compareHLB10 checks the statements of section VI-A3 about all loads. It checks that about the
+// Oracle from 70%, which the section calls a moderate load, to 90%.
 func (r *run) compareHLB10(c *contest, loads []float64) {
 	var hlb, others []*sim.Result
 	oracle := 0.0
@@ -138,7 +138,8 @@ func hlb12(ctx context.Context, r *run) error {
 	return r.compareWeights(ctx, clusters, axis)
 }
 
-// compareWeights draws figure 12b: the ratio of the weights that HLB infers.
+// compareWeights draws figure 12b, the ratio of the weights that HLB infers, for each way to divide
+// durations (hlbNorms).
 func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis places) error {
 	c := chart.Chart{Title: "Weights that HLB gives the halves", X: axis.axis, Y: chart.Axis{Label: "ratio of weights"}}
 	for _, load := range []float64{0.7, 0.9} {

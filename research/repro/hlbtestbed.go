@@ -38,8 +38,8 @@ const syntheticDemands = "The paper's testbed served Wikipedia's pages. The dema
 	"synthetic: exponential with a mean of 25 ms, which loads the processors with 85% at the " +
 	"paper's 680 queries a second."
 
-// hlbTestbed returns the configuration of a run of a rival, of a number of seconds. The load is the
-// share of the processors that the flows use, or of the disks if they read files.
+// hlbTestbed returns the configuration of a run of one rival for the given number of seconds. The
+// load is the share of the processors that the flows use, or of the disks if they read files.
 func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Config, error) {
 	method, _, err := one.spec.Build()
 	if err != nil {
@@ -245,7 +245,7 @@ func hlb23(ctx context.Context, r *run) error {
 		Y:      chart.Axis{Label: "ratio of weights"},
 		Series: []chart.Series{{Name: "HLB", Points: weights.points()}},
 	})
-	before, after := weights.mean(change/2, change), weights.mean(seconds-change, seconds)
+	before, after := weights.mean(15, change), weights.mean(seconds-30, seconds)
 	r.fastest(c, 0, "HLB", ", flows from 30 s on", "better than other algorithms, says the text")
 	r.smaller("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
 		"HLB adapts its weights, says the text")
@@ -268,11 +268,11 @@ type groupWeights struct {
 	sums, count []float64  // sum and number of the ratios of each sample
 }
 
-// look adds the ratio of one run at one time.
+// look adds the ratio of the mean weights in one run at the time now.
 func (g *groupWeights) look(_ int, now float64, world sim.World) {
 	var sums, servers [2]float64
-	weighings(world, func(s int32, at weighing) {
-		sums[world.Server(s).Group] += at.Weight(s)
+	weighings(world, func(s int32, hlb weighing) {
+		sums[world.Server(s).Group] += hlb.Weight(s)
 		servers[world.Server(s).Group]++
 	})
 	g.mu.Lock()

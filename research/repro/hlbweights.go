@@ -26,12 +26,12 @@ type weighing interface {
 	Gain(server int32) float64
 }
 
-// weighings calls the function see for each server on each balancer. All balancers must run HLB.
-func weighings(w sim.World, see func(server int32, at weighing)) {
+// weighings calls see for each server on each balancer. All balancers must run HLB.
+func weighings(w sim.World, see func(server int32, hlb weighing)) {
 	for b := range w.Balancers() {
-		at := w.Placement(int32(b)).(weighing)
+		hlb := w.Placement(int32(b)).(weighing)
 		for s := range w.Servers() {
-			see(int32(s), at)
+			see(int32(s), hlb)
 		}
 	}
 }
@@ -56,8 +56,8 @@ func (r *run) weightRatios(
 			c.Sample = func(_ int, _ float64, world sim.World) {
 				mu.Lock()
 				defer mu.Unlock()
-				weighings(world, func(s int32, at weighing) {
-					sums[i][world.Server(s).Group] += at.Weight(s)
+				weighings(world, func(s int32, hlb weighing) {
+					sums[i][world.Server(s).Group] += hlb.Weight(s)
 				})
 			}
 		}
@@ -92,8 +92,8 @@ func (g *gains) watch(c *sim.Config) {
 		for len(g.sums) <= at {
 			g.sums, g.count = append(g.sums, 0), append(g.count, 0)
 		}
-		weighings(world, func(s int32, w weighing) {
-			g.sums[at] += w.Gain(s)
+		weighings(world, func(s int32, hlb weighing) {
+			g.sums[at] += hlb.Gain(s)
 			g.count[at]++
 		})
 	}

@@ -29,9 +29,9 @@ type churn struct {
 }
 
 // reconfigure changes the table several times: it removes a random server or inserts a new one.
-// For each depth, it follows a connection at each place, which is an entry of the table. A
-// connection is lost for good when its server is not in the history of its place: its next packet
-// is answered by a reset.
+// For each depth and both histories of a churn, it follows a connection at each place, which is an
+// entry of the table. A connection is lost for good when its server is not in the history of its
+// place: its next packet is answered by a reset.
 func reconfigure(
 	ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int,
 ) (*churn, error) {
@@ -81,14 +81,15 @@ func reconfigure(
 				return nil, err
 			}
 			printed[i].push(table)
-			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, kept[i].ServersOf))
-			result.printed[i] = append(result.printed[i], lose(lostPrinted[i], first, printed[i].column))
+			result.kept[i] = append(result.kept[i], markLost(lostKept[i], first, kept[i].ServersOf))
+			result.printed[i] = append(result.printed[i],
+				markLost(lostPrinted[i], first, printed[i].column))
 		}
 	}
 	return result, nil
 }
 
-// pickPresent returns the index of a random server that has not been removed.
+// pickPresent returns the index of a random server that is in the table.
 func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	for {
 		if i := rng.IntN(len(servers)); servers[i].Weight > 0 {
@@ -97,9 +98,9 @@ func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	}
 }
 
-// lose marks the places whose server in the first table is not in their present history. column
-// returns the history of a place. lose returns the share of all places that are marked.
-func lose(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
+// markLost marks the places whose server in the first table is not in their present history, which
+// column returns. It returns the share of the marked places.
+func markLost(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
 	n := 0
 	for place, server := range first.Rows {
 		lost[place] = lost[place] || !slices.Contains(column(place), server)
@@ -127,7 +128,8 @@ func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
 	return h
 }
 
-// push applies the next table.
+// push makes each place's server in the next table the first one of the place. It first moves the
+// others down, and then removes the server where it was before.
 func (h *printedHistory) push(t *tables.Table) {
 	for place, server := range t.Rows {
 		column := h.columns[place]
@@ -142,7 +144,7 @@ func (h *printedHistory) push(t *tables.Table) {
 func (h *printedHistory) column(place int) []uint16 { return h.columns[place] }
 
 // churns returns the mean churn of several experiments, for each number of buckets. The paper has
-// five.
+// five experiments.
 func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, error) {
 	experiments, changes := pick(r, 2, 5), pick(r, 60, 200)
 	results := make([]*churn, len(buckets)*experiments)
@@ -265,7 +267,8 @@ func shell6(ctx context.Context, r *run) error {
 }
 
 // shell7 draws the share of reset connections for several numbers of buckets, with a history of
-// depth 3. The durations are those that give 5% without a history (h = 1) and 35591 buckets.
+// depth 3. With the durations of its connections, 5% of them are reset without a history (h = 1)
+// and with 35591 buckets.
 func shell7(ctx context.Context, r *run) error {
 	buckets := []int{4093, 8191, 16381, 35591, 65537}
 	const depth, named = 3, 35591
