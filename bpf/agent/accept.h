@@ -120,8 +120,7 @@ static __always_inline void record_load(bool known, const struct load *load)
 	record.capacity = load->capacity;
 }
 
-/* Applies the policy. Sets `own` to this server's load if the policy asks for the load, and the load
- * is known. */
+/* Applies the policy. If the policy asks for this server's load, sets `own` to the load, if known. */
 static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 					       const struct service_key *key,
 					       const struct backlog *backlog,

@@ -92,8 +92,9 @@ __noinline int cannot_carry_column(struct xdp_md *ctx, const struct envelope *en
 	return timestamps_are_off || !find_timestamps(ctx, pkt->transport);
 }
 
-/* Enters a flow with a cookie. `is_acknowledged`: the client has acknowledged the SYN-ACK. A dry
- * run changes nothing. */
+/* Enters a flow with a cookie. `is_acknowledged`: the client has acknowledged the SYN-ACK. With
+ * this state, the fields `told` and `first` have other meanings (struct agent_flow). In a dry run,
+ * neither of the functions that it calls changes anything. */
 static __always_inline void put_cookie(const struct agent_flow_place *place,
 				       const struct socket_cookie *cookie, bool is_acknowledged)
 {

@@ -29,8 +29,9 @@ enum listener_state {
 	LISTENER_ELSEWHERE, /* the host passes connections on: it has forwarded a SYN-ACK */
 };
 
-/* The state of each TCP service with a port whose application has listened, here or elsewhere. It
- * is kept across restarts. User space deletes services that are no longer configured. */
+/* The state of each TCP service of one port whose application has listened, on this host or in a
+ * container to which the host forwards. The state is kept across restarts. User space deletes
+ * services that are no longer configured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -98,8 +99,9 @@ static __always_inline void note_refused(const struct flow_key *flow)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
 
-/* Notes a packet of this host, if it refuses a connection. A host that refuses connections of a
- * service no longer passes them on. So the state LISTENER_ELSEWHERE is removed. */
+/* Notes a packet of this host, if the packet is a reset that refuses a connection. A host that
+ * resets the connections of a service forwards them no longer. So the state LISTENER_ELSEWHERE is
+ * removed. */
 static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */

@@ -28,8 +28,8 @@ static __always_inline __u32 stamped_syn_cookie(__u32 value, __u32 mask, __u32 c
 	return (__s32)(stamped - value) > 0 ? stamped - unit : stamped;
 }
 
-/* The echo of a SYN-ACK with a SYN cookie, with its low bits as the stack sent them. The other bits
- * only measure the round trip. */
+/* The echo of the timestamp of a SYN-ACK with a SYN cookie. The low bits of the echo are restored
+ * to what the stack sent. The other bits only measure the round trip. */
 static __always_inline __u32 restored_syn_cookie(__u32 echo, __u32 mask)
 {
 	return (echo & ~mask) | (echo >> SYN_COOKIE_BITS & mask);

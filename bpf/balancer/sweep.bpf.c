@@ -96,7 +96,8 @@ static __always_inline bool turns_silent(enum flow_state state, __u64 age,
 	return (state == FLOW_ESTABLISHED || state == FLOW_CLOSING) && age < server->established;
 }
 
-/* Makes an entry that is due silent (`is_kept`), or frees it. False: another core has changed it meanwhile. */
+/* Makes an entry that is due silent (`is_kept`), or frees it. False: another core has changed it
+ * meanwhile. */
 static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state state, __u64 now,
 				      bool is_kept)
 {

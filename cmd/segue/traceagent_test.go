@@ -262,6 +262,8 @@ var leastCases = []askCase{
 		"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": neverOf(traceOf("s2", "refused", false))}, "s1", "deliver"},
 	{"least back to nobody", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": leastOf("s1", "refused", "returned", 1, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2)}, "", ""},
+	{"least back behind a silent server", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "returned", 1, 2)}, "", ""},
 	{"static behind least", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": traceOf("s1", "refused", false), "s2": leastOf("s2", "refused", "accepted_least", 3, 2)}, "s1", "deliver"},
 	{"static down behind static", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{

@@ -32,6 +32,9 @@ type joinedTrace struct {
 	// Why explains in a sentence why the receiver gets a new connection. It is empty if the packet
 	// opens no connection, or if the receiver has the connection already.
 	Why string `json:"why,omitempty"`
+
+	// whyUnknown explains why End is empty, although a server has told what it does with the packet.
+	whyUnknown string
 }
 
 // askedAgent is the answer of a server.
@@ -104,7 +107,7 @@ func (j *joinedTrace) follow() {
 			continue // the packet has visited this server before, and does not come again
 		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
-		if a.Packet != nil && a.Offer != nil && isSameQuestion(a.Packet, a.Offer) {
+		if a.Packet != nil && a.Offer != nil && areForSame(a.Packet, a.Offer) {
 			a.Packet = a.Offer // this answer considers the place of the server, and the loads of others
 		}
 		a.Reached = onItsWay
@@ -119,9 +122,12 @@ func (j *joinedTrace) follow() {
 // back is the candidate that gets it. back is nil if no candidate has told a lower load.
 func (j *joinedTrace) passesOn(a, back *askedAgent) bool {
 	switch {
-	case a.Packet == nil || a.handsBack() && back == nil:
+	case a.Packet == nil:
 		return false // the end is unknown
-	case a.handsBack():
+	case a.Packet.Offer == returned && back == nil:
+		j.whyUnknown = a.Server + " hands the connection back, but no candidate told a lower load"
+		return false
+	case a.Packet.Offer == returned:
 		back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
 		j.endAt(back, back.TakenBack)
 		return false
@@ -198,9 +204,6 @@ func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
 // returned is the offer label of a connection that the last candidate hands back.
 const returned = "returned"
 
-// handsBack tells whether the server hands this packet's connection back to an earlier candidate.
-func (a *askedAgent) handsBack() bool { return a.Packet != nil && a.Packet.Offer == returned }
-
 // candidates returns the candidates, which are the first of j.Agents.
 func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
 
@@ -258,8 +261,9 @@ func knownLoad(t *agent.Trace) accept.Load {
 	}
 }
 
-// isSameQuestion tells whether two answers are for the same function at the same place.
-func isSameQuestion(a, b *agent.Answer) bool { return a.Function == b.Function && a.Last == b.Last }
+// areForSame tells whether two answers are for the same function, and both are of the last
+// candidate or both are not.
+func areForSame(a, b *agent.Answer) bool { return a.Function == b.Function && a.Last == b.Last }
 
 // whyTaken tells why a server takes a new connection. The text is empty if the packet is not an
 // offer, or if the server has the connection already.
@@ -414,8 +418,8 @@ func (j *joinedTrace) unknown() error {
 		return nil
 	case j.Placement != nil && j.Placement.Random:
 		return errors.New("the candidates are random")
-	case slices.ContainsFunc(j.Agents, func(a askedAgent) bool { return a.handsBack() }):
-		return errors.New("a server hands the connection back, but no candidate told a lower load")
+	case j.whyUnknown != "":
+		return errors.New(j.whyUnknown)
 	}
 	return errors.New("not all servers on the packet's path have answered")
 }

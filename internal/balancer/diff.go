@@ -55,7 +55,7 @@ func (d *serviceDiff) addsTargets() bool {
 
 // watched is what the resolver, the checker and the prober know of services.
 type watched struct {
-	vips    map[string]dataplane.Check // how checks are encapsulated, by service
+	paths   map[string]dataplane.Check // how checks are encapsulated, by service
 	targets map[netip.Addr]bool
 	checks  []health.Target // without the results
 	probes  []probe.Target  // without the findings
@@ -66,7 +66,7 @@ func (w *watched) equals(other *watched) bool { return reflect.DeepEqual(w, othe
 // watchedOf returns what the resolver, the checker and the prober have to know of the changed
 // services, in their present state.
 func (s *services) watchedOf(d *serviceDiff) *watched {
-	w := &watched{vips: map[string]dataplane.Check{}, targets: map[netip.Addr]bool{}}
+	w := &watched{paths: map[string]dataplane.Check{}, targets: map[netip.Addr]bool{}}
 	names := slices.Concat(slices.Collect(maps.Keys(d.before)), slices.Collect(maps.Keys(d.after)))
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
@@ -74,11 +74,11 @@ func (s *services) watchedOf(d *serviceDiff) *watched {
 		if svc == nil {
 			continue
 		}
-		w.vips[name] = svc.checkOnPath()
+		w.paths[name] = svc.checkOnPath()
 		for _, m := range svc.members {
 			w.targets[target(&m.Server)] = true
 			if t, probed := svc.probeTarget(m); probed {
-				t.Fault = probe.None
+				t.Fault = probe.None // a fault is a finding, which does not count as a change
 				w.probes = append(w.probes, t)
 			}
 		}

@@ -115,9 +115,9 @@ func takenPorts(services map[string]*desired.Service) map[portKey]bool {
 }
 
 // keptPorts compares the ports of a service before and after a change. It tells whether the service
-// keeps some of them, and whether it keeps all. A removed service has now == nil. The arguments had
-// and has are the ports for which changed services of one port exist, before and after.
-func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all bool) {
+// keeps some of them, and whether it keeps all. A removed service has now == nil. takenBefore
+// and takenNow are the ports that a changed service of one port has before the change and after it.
+func keptPorts(old, now *desired.Service, takenBefore, takenNow map[portKey]bool) (some, all bool) {
 	if now == nil || now.VIP != old.VIP || now.Protocol != old.Protocol {
 		return false, false
 	}
@@ -126,22 +126,22 @@ func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all 
 	case now.Port == old.Port && old.Port != desired.AllPorts: // the same single port
 		return true, true
 	case old.Port != desired.AllPorts: // a single port before
-		keeps := now.Port == desired.AllPorts && !has[own(old.Port)]
+		keeps := now.Port == desired.AllPorts && !takenNow[own(old.Port)]
 		return keeps, keeps
 	case now.Port != desired.AllPorts: // all ports before, a single one now
-		return !had[own(now.Port)], false
+		return !takenBefore[own(now.Port)], false
 	}
 	// The service has all ports before and now. A new service of one port takes this port away.
-	for key := range has {
-		if key == own(key.port) && !had[key] {
+	for key := range takenNow {
+		if key == own(key.port) && !takenBefore[key] {
 			return true, false
 		}
 	}
 	return true, true
 }
 
-// reachable returns the names of all servers in the sets of a generation that its candidate table
-// can hold.
+// reachable returns the names of the servers in a generation's sets. It leaves out former sets that
+// the present candidate table cannot hold.
 func reachable(g serversets.Generation) map[string]bool {
 	names := map[string]bool{}
 	for i, set := range g.Sets {

@@ -71,8 +71,8 @@ func InspectAgent(path string, data []byte, host Host) ([]Finding, error) {
 	}, a, agentRules)
 }
 
-// invalidOf returns the overrides that a start with a file would leave out. If the file is invalid,
-// it returns nothing.
+// invalidOf returns the overrides that are invalid, and so have no effect, with a configuration
+// file of this content. If the content itself is invalid, it returns nothing.
 func invalidOf[D State[D]](
 	data []byte, parse func([]byte) (*Files[D], fieldpath.Errors, error),
 ) []desired.InvalidOverride {

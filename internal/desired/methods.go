@@ -258,7 +258,7 @@ func (p Persistence) Method() PersistenceMethod {
 	return methodOf(PersistenceMethods, func(m PersistenceMethod) bool { return m.Name == p })
 }
 
-// orDefault returns the placement, or the default one if there is none of this name.
+// orDefault returns the placement, or the default one if m is the zero value.
 func (m PlacementMethod) orDefault() PlacementMethod {
 	if m.Name == "" {
 		return PlacementMethods[0]

@@ -20,8 +20,8 @@ type bounds struct {
 	weight    float64 // the median of the configured weights
 }
 
-// boundCapacities computes the bounds of the learned capacities. Servers that take no flows do not
-// count.
+// boundCapacities computes from what the bounds of learned capacities follow (bounds). Servers that
+// take no flows do not count.
 func (e *Estimator) boundCapacities() {
 	var capacities, weights []float64
 	for i := range e.servers {
@@ -37,7 +37,9 @@ func (e *Estimator) boundCapacities() {
 	slices.Sort(capacities)
 	slices.Sort(weights)
 	last := len(weights) - 1
-	e.usual = bounds{capacities[last/2], capacities[len(weights)/2], weights[last/2]}
+	e.usual = bounds{
+		low: capacities[last/2], high: capacities[len(weights)/2], weight: weights[last/2],
+	}
 }
 
 // capacity returns the learned capacity of a server, between bounds. If the servers differ by more

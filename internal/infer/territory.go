@@ -155,7 +155,8 @@ type score struct {
 	position int32
 }
 
-// before tells whether a server with this score is chosen before another one.
+// before tells whether a server with this score is chosen before another one: first if fewer flows
+// wait there, then if this balancer is its home, then by the shorter delay, then by the position.
 func (s score) before(other score) bool {
 	switch w, o := waiting(s.delay), waiting(other.delay); {
 	case w != o:

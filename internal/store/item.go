@@ -64,13 +64,12 @@ func (it item) versionAt(change uint64) *version {
 	return nil
 }
 
-// with returns the item with the version of a new change. readers are changes as of which the item
-// may still be read: the item keeps the versions that hold as of these changes, and no other
-// versions.
-func (it item) with(v version, readers ...uint64) item {
+// with returns the item with the version of a new change. Readers may still read the store as of
+// the changes in inUse. The item keeps the versions that hold as of these changes, and no others.
+func (it item) with(v version, inUse ...uint64) item {
 	next := item{v}
 	// From the last change to the first, because an item has its newest version first.
-	for _, change := range slices.Backward(slices.Sorted(slices.Values(readers))) {
+	for _, change := range slices.Backward(slices.Sorted(slices.Values(inUse))) {
 		// The same version may hold as of several of these changes.
 		if kept := it.versionAt(change); kept != nil && kept.Change < next[len(next)-1].Change {
 			next = append(next, *kept)

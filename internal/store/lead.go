@@ -322,9 +322,9 @@ func (r *releaser) wait(former, next serversets.Generations) (longest time.Durat
 	return longest
 }
 
-// write writes generations, and then the number of their change into the key release. After that,
-// it removes keys that are no longer needed. If this balancer has lost the lease, or if somebody
-// has changed the store since the snapshot n, write stops and returns nil.
+// write stores generations, and then the number of their change, as the value of the key named
+// release. After that, it removes keys that are no longer needed. If this balancer has lost the
+// lease, or if somebody has changed the store since the snapshot n, write stops and returns nil.
 func (r *releaser) write(
 	ctx context.Context, n *Snapshot, next serversets.Generations, holds clientv3.Cmp,
 ) error {

@@ -138,10 +138,12 @@ func hlb12(ctx context.Context, r *run) error {
 	return r.compareWeights(ctx, clusters, axis)
 }
 
-// compareWeights draws figure 12b, the ratio of the weights that HLB infers, for each way to divide
-// durations (hlbNorms).
-func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis places) error {
-	c := chart.Chart{Title: "Weights that HLB gives the halves", X: axis.axis, Y: chart.Axis{Label: "ratio of weights"}}
+// compareWeights draws figure 12b: the ratio of the weights that HLB infers, for each norm by which
+// durations can be divided (hlbNorms). It compares only the paper's own norm with the paper.
+func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, halves places) error {
+	c := chart.Chart{
+		Title: "Weights that HLB gives the halves", X: halves.axis, Y: chart.Axis{Label: "ratio of weights"},
+	}
 	for _, load := range []float64{0.7, 0.9} {
 		for _, norm := range hlbNorms {
 			ratios, err := r.weightRatios(ctx, clusters, load, norm.parameter)
@@ -152,10 +154,10 @@ func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis pl
 				Name: fmt.Sprintf("%s, %.0f%%", norm.name, 100*load), Style: chart.Bars, Points: indexed(ratios...),
 			})
 			if norm.parameter != "" {
-				continue // the paper does not have this norm
+				continue // not the paper's own norm
 			}
 			for i := range clusters[1:] {
-				names := axis.axis.Categories
+				names := halves.axis.Categories
 				r.atLeast(
 					fmt.Sprintf("ratio of weights, %s / %s, %.0f%%", names[i+1], names[i],
 						100*load),

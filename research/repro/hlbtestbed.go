@@ -201,6 +201,7 @@ func hlb21(ctx context.Context, r *run) error {
 // additional work on them would.
 func hlb23(ctx context.Context, r *run) error {
 	const change, speed = 30, 0.5
+	const settled, last = 15, 30 // seconds; the weights are compared before change and at the end
 	seconds := pick(r, 150.0, 300.0)
 	rivals, err := rivals(realRivals...)
 	if err != nil {
@@ -245,7 +246,7 @@ func hlb23(ctx context.Context, r *run) error {
 		Y:      chart.Axis{Label: "ratio of weights"},
 		Series: []chart.Series{{Name: "HLB", Points: weights.points()}},
 	})
-	before, after := weights.mean(15, change), weights.mean(seconds-30, seconds)
+	before, after := weights.mean(settled, change), weights.mean(seconds-last, seconds)
 	r.fastest(c, 0, "HLB", ", flows from 30 s on", "better than other algorithms, says the text")
 	r.smaller("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
 		"HLB adapts its weights, says the text")

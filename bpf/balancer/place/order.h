@@ -36,9 +36,9 @@ struct estimation {
 #define OLDEST_AGE (40 << 8)
 
 /*
- * The estimated load of a candidate, in the unit of load_value() << ESTIMATE_SHIFT. A server that does
- * not report its load gets the offers that it would get without reports: those of the rows whose
- * first candidate it is. Between two half-lives, the weight of a report falls linearly.
+ * The estimated load of a candidate, in the unit of load_value() << ESTIMATE_SHIFT. A server that
+ * does not report its load gets the offers that it would get without reports: those of the rows in
+ * which it is the first candidate. Between two half-lives, the weight of a report falls linearly.
  */
 static __always_inline __u64 estimate_load(const struct estimation *in, __u32 server, __u32 place)
 {

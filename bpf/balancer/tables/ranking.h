@@ -199,7 +199,7 @@ static __always_inline const struct ranking *ranking_of(__u32 service)
 	return bpf_map_lookup_elem(&rankings, &service);
 }
 
-/* The number of the line that is the top of a ranking. */
+/* The number of the cache line that has the root of a ranking's tree. */
 static __always_inline __u32 top_of(const struct ranking *ranking)
 {
 	__u32 first = ranking->first, nodes = ranking->servers;

@@ -105,7 +105,7 @@ func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 	if err != nil {
 		return err
 	}
-	if err := datapath.SetVariables(spec, p.variables(spec)); err != nil {
+	if err := datapath.SetVariables(spec, p.outsideVariables(spec)); err != nil {
 		return err
 	}
 	for i := range p.Sides {

@@ -88,7 +88,8 @@ func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error
 		return err
 	}
 	version := &t.sweep.Flows[0]
-	atomic.StoreUint32(version, atomic.LoadUint32(version)|1) // odd: counts are being stored
+	// Odd: counts are being stored. It is odd already if a process was killed while it stored counts.
+	atomic.StoreUint32(version, atomic.LoadUint32(version)|1)
 	for slot := range slots {
 		count := balancerFlowCount{Time: uint64(now)}
 		if slot < uint32(len(kept)) {

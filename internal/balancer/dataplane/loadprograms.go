@@ -108,11 +108,12 @@ func (p *Plane) variant(
 		return nil, err
 	}
 	p.features = FeaturesOf(cfg) | former
-	return p.variables(spec), nil
+	return p.outsideVariables(spec), nil
 }
 
-// variables returns the values of the variables with which the programs of the outside are loaded.
-func (p *Plane) variables(spec *ebpf.CollectionSpec) map[string]any {
+// outsideVariables returns the values of the variables with which the programs are loaded that run
+// on the interface to clients. Only host_is_outside is another for the programs of node.inside.
+func (p *Plane) outsideVariables(spec *ebpf.CollectionSpec) map[string]any {
 	all := maps.Clone(p.Constants)
 	all[balancerVarFeatures] = p.features.mask(spec.Maps[HintsMap].MaxEntries)
 	all[balancerVarHostIsOutside] = !p.node.IsInternal()

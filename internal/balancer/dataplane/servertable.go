@@ -45,8 +45,8 @@ func (t *Maps) serverTable(in *Directory) *ServerTable {
 func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
 
 // mayBeOf tells whether the slot may have a server of the service with this number. The slot of a
-// failed server may belong to no service, and that of a removed server to the number that its
-// service had then. Slots that have never been in use have no address.
+// failed server may belong to no service. The slot of a removed server keeps the number that the
+// service had when the server was removed. Slots that have never been in use have no address.
 func (t *ServerTable) mayBeOf(slot, service uint32) bool {
 	if t.servers[slot].Address == (balancerServer{}).Address {
 		return false
