@@ -207,6 +207,27 @@ func TestSYNWithoutATaker(t *testing.T) {
 	}
 }
 
+// If the server of a flow's entry is the only one that takes new flows, and the flow's row does not
+// have it, a SYN is offered to no other server.
+func TestOnlyTakerHasTheEntry(t *testing.T) {
+	t.Parallel()
+	cfg := hunting(desired.SelectConsistent, 2)
+	f := open(t, cfg)
+	parts := f.cast(web, "web")
+	for _, s := range f.service("web").Servers {
+		if s.Name != parts[third] {
+			f.plane.Servers.SetFlags(f.slot("web", s.Name), dataplane.FlagInUse|dataplane.FlagDrained)
+		}
+	}
+	syn, ack := frameOf(web), frameOf(web, packet.Flags(packet.ACK))
+	f.setState(web, "web", "long-closing third", parts)
+	f.check(f.visited(syn, web, "web", "forward_hunt", offers(nil, nil, []string{parts[third]})...), f.run(syn))
+	f.setState(web, "web", "stale third", parts)
+	course := append(stages(srv6.RecoverStickiness, parts[third], parts[first], parts[second]),
+		stage{function: srv6.AckStickiness, server: parts[third]})
+	f.check(f.visited(ack, web, "web", "forward_recover", course...), f.run(ack))
+}
+
 // A flood of SYNs, and of SYN-ACKs to them, makes no entry in the flow table and displaces none. A
 // client that answers during the flood gets an entry.
 func TestFloodOfSYNs(t *testing.T) {

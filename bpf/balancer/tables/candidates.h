@@ -254,6 +254,7 @@ struct search {
 	__u32 wanted; /* how many servers to find */
 	__u32 found;
 	__u32 server; /* found last */
+	__u32 first;  /* the first server of the list before the search, until it is counted */
 };
 
 struct search_context {
@@ -264,14 +265,19 @@ struct search_context {
 
 /* Lists and counts a server that the search has found. In the first row, it counts also servers
  * that the list has already, because append_row() listed them without counting. In later rows, it
- * skips them. */
+ * skips them, except for the first server of the list if that was not counted: the flow's holder
+ * may be in none of the searched rows but these, and may be the only server that takes new flows.
+ */
 static __always_inline void add_found(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
 	__u32 column = search->row ? NO_COLUMN : COLUMN(search->place);
 
-	if (in->segments && !append_candidate(in->segments, number, column) && search->row)
+	if (in->segments && !append_candidate(in->segments, number, column) && search->row &&
+	    number != search->first)
 		return;
+	if (number == search->first)
+		search->first = NO_SERVER;
 	search->server = number;
 	search->found++;
 }
@@ -403,6 +409,7 @@ __noinline int append_substitutes(const struct service *service, __u32 bucket,
 	if (!service || !segments)
 		return 0;
 	search.wanted = candidates_of(service);
+	search.first = segments->count ? segments->server[0] : NO_SERVER;
 	continue_search(service, &search, segments);
 	return 0;
 }
