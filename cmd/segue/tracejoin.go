@@ -88,9 +88,10 @@ func candidatesOf(t *inspect.Trace) []inspect.TracedSegment {
 }
 
 // follow determines what each server of the packet's course does with the packet, which servers the
-// packet reaches, and where it ends.
+// packet reaches, and where it ends. A server behind that end gets an answer too: what it would do
+// if the packet came. It does not count as reached.
 func (j *joinedTrace) follow() {
-	back := j.setOffers()
+	back := j.setOffers() // the candidate that gets a connection that is handed back
 	if !strings.HasPrefix(j.Reason, "forward_") {
 		return
 	}

@@ -200,8 +200,9 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
-// Steps returns how many steps the goroutine that changes the data path has made. While it works,
-// it makes one every five seconds at least, and one for each service that a reload changes.
+// Steps returns how many steps the goroutine that changes the data path has made. The watchdog sees
+// by it if the goroutine hangs. While it works, it makes a step at least every five seconds, and
+// one for each service that a reload changes.
 func (b *Balancer) Steps() uint64 { return b.services.progress.Load() }
 
 // Reload makes a running balancer follow another desired state with its secrets. The caller must

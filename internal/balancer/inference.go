@@ -242,7 +242,7 @@ func (n *inference) of(svc *service) (*inferred, error) {
 			return nil, err
 		}
 		in = &inferred{
-			name: svc.Name, estimator: estimator, settings: settings, polled: in.polledBefore(),
+			name: svc.Name, estimator: estimator, settings: settings, polled: in.polledServers(),
 		}
 		n.byName[svc.Name] = in
 		n.wake()
@@ -260,8 +260,8 @@ func (svc *service) slowStart() time.Duration {
 	return *svc.Infer.SlowStart
 }
 
-// polledBefore returns the servers that were polled under another estimator.
-func (in *inferred) polledBefore() []polled {
+// polledServers returns the servers that an inference polls: none if there is no inference.
+func (in *inferred) polledServers() []polled {
 	if in == nil {
 		return nil
 	}

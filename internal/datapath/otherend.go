@@ -51,7 +51,7 @@ func withRemedy(veth *netlink.LinkAttrs, err error) error {
 }
 
 // findNamespace finds a network namespace by the number that it has in the calling thread's network
-// namespace. It searches the namespaces with a name of iproute2, and that of the first process. It
+// namespace. It searches the named namespaces of iproute2 (/run/netns), and that of process 1. It
 // returns the namespace and its path. If one of them cannot be opened, the error says so.
 func findNamespace(id int) (*netdev.Namespace, string, error) {
 	named, _ := filepath.Glob("/run/netns/*") // the pattern is right

@@ -13,8 +13,9 @@ import (
 // (BPF_OBJ_NAME_LEN - 1).
 const kernelNameLength = 15
 
-// MapsOf opens the maps that a program uses. It returns them by the keys of their specifications,
-// whose layouts it does not compare. The caller closes the maps.
+// MapsOf opens those maps of a program that have a specification, and returns them by the keys of
+// specs. It finds them by their names, and does not check that their layouts are as specified. The
+// caller closes the maps.
 func MapsOf(program *ebpf.Program, specs map[string]*ebpf.MapSpec) (map[string]*ebpf.Map, error) {
 	info, err := program.Info()
 	if err != nil {

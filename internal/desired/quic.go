@@ -182,7 +182,7 @@ func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 	}
 }
 
-// quicIDs are the server IDs of one form.
+// quicIDs has the server IDs of one form that were checked so far.
 type quicIDs struct {
 	*QUIC
 	form string            // the name of the form's field: quic or former-quic
@@ -200,7 +200,7 @@ func (r *rules) checkQUICIDs(path string, s *Service) {
 	}
 }
 
-// formerIDs returns the server IDs of the former form, for checkBothQUICIDs.
+// formerIDs begins the check of the server IDs of the former form: nil if there is none.
 func formerIDs(form *QUIC) quicIDs {
 	return quicIDs{form, "former-quic", "former-quic", map[string]string{}}
 }

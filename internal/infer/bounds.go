@@ -11,7 +11,8 @@ import "slices"
 // than this factor.
 const mostUnequal = 4
 
-// bounds are what most of the servers of a service have in common. The zero value bounds nothing.
+// bounds has the medians from which the bounds of learned capacities follow. The zero value bounds
+// nothing.
 type bounds struct {
 	// low and high are the two middle ones of the learned capacities. If the number of servers is
 	// odd, both are the median. The upper bound follows from low, and the lower one from high. So
@@ -20,8 +21,8 @@ type bounds struct {
 	weight    float64 // the median of the configured weights
 }
 
-// boundCapacities computes from what the bounds of learned capacities follow (bounds). Servers that
-// take no flows do not count.
+// boundCapacities computes the bounds of learned capacities. Servers that take no flows do not
+// count.
 func (e *Estimator) boundCapacities() {
 	var capacities, weights []float64
 	for i := range e.servers {

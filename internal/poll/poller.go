@@ -72,10 +72,7 @@ func (p *Poller) Close() error {
 func (p *Poller) Ask(t Target) error {
 	b, err := p.request(t)
 	if err == nil {
-		err = p.open()
-	}
-	if err == nil {
-		_, err = p.conn.WriteToUDPAddrPort(b, t.Address)
+		err = p.send(b, t.Address)
 	}
 	if err != nil {
 		return fmt.Errorf("poll %s: %w", t.Address, err)
@@ -83,20 +80,18 @@ func (p *Poller) Ask(t Target) error {
 	return nil
 }
 
-// open opens the socket, if there is none, and receives until Close.
-func (p *Poller) open() (err error) {
+// send sends a request. The first one opens the socket, which receives until Close.
+func (p *Poller) send(request []byte, to netip.AddrPort) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.conn != nil {
-		return nil
+	if p.conn == nil {
+		if p.conn, err = net.ListenUDP("udp", nil); err != nil {
+			return err
+		}
+		go receive(p.conn, func(b []byte, _ sender) { p.take(b, time.Now()) })
 	}
-	conn, err := net.ListenUDP("udp", nil)
-	if err != nil {
-		return err
-	}
-	p.conn = conn
-	go receive(conn, func(b []byte, _ sender) { p.take(b, time.Now()) })
-	return nil
+	_, err = p.conn.WriteToUDPAddrPort(request, to)
+	return err
 }
 
 // request returns a request with a new nonce, which nobody can guess, and notes it.

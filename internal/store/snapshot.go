@@ -273,7 +273,8 @@ func (n *Snapshot) services(change uint64) iter.Seq[string] {
 	}
 }
 
-// override returns the override of a service as of a change, which is empty if there is none.
+// override returns a service's override as it was after a change. The result is empty if the
+// service had no override then.
 func (n *Snapshot) override(service string, change uint64) (desired.Override, error) {
 	key := overrideKey(service, "")
 	return Tree{key: n.items[key].at(change)}.override(key)

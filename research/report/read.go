@@ -128,8 +128,8 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 	return nil
 }
 
-// checkResponse returns an error about the first value of a response that a report cannot show. It
-// accepts nil.
+// checkResponse returns an error about one of the values of a response that a report cannot show.
+// It accepts nil.
 func checkResponse(r *testbed.Response) error {
 	if r == nil {
 		return nil

@@ -38,7 +38,8 @@
 /* The number of fractional bits of a price. 1 is one flow per unit of capacity. */
 #define PRICE_SHIFT 16
 #define PRICE_ONE (1ULL << PRICE_SHIFT)
-/* A rank has the score, then the position, then the slot. It is positive as a signed number. */
+/* A rank has the score in its highest bits, then the server's position (struct load), then its
+ * slot. It is positive as a signed number. */
 #define RANK_SCORE_SHIFT 28
 #define RANK_POSITION_SHIFT 16
 #define RANK_SLOT_MASK 0xffffULL

@@ -230,9 +230,9 @@ const (
 	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
 )
 
-// describe stores a decision in the trace. The frame that would be sent shows the source address of
-// a tunnel. Without a service, describe stores only the reason. If the packet goes to no server,
-// it leaves out the course, the server, the next hop and the encapsulation.
+// describe stores a decision in the trace. Without a service, it stores only the reason. If the
+// packet goes to no server, it leaves out the course, the server, the next hop and the
+// encapsulation. sent is the frame that would be sent: it shows the source address of a tunnel.
 func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	t.Reason = v.tables.Reasons[d.Reason]
 	if d.HasService == 0 {

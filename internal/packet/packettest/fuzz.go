@@ -49,7 +49,7 @@ func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 		compare(t, frames)
 	}
 	for n := 0; n < *leastInputs || len(missing()) > 0; n++ {
-		if n == mostInputs {
+		if n >= mostInputs && n >= *leastInputs {
 			t.Fatalf("no mutant left as %v", missing())
 		}
 		try(t, fuzzer, captures[rand.IntN(len(captures))], rand.Uint64(), captures, compare)

@@ -159,15 +159,16 @@ func (s *Server) inside(f func() error) error {
 
 // Dial connects with the server, in its namespace.
 func (s *Server) Dial(ctx context.Context) (connection net.Conn, err error) {
-	dial := func() error {
+	dial := func() (err error) {
 		d := net.Dialer{Timeout: time.Second}
 		connection, err = d.DialContext(ctx, "tcp", s.listen)
 		return err
 	}
 	if s.place == nil {
-		return connection, dial()
+		err = dial()
+	} else {
+		err = s.place.Do(dial)
 	}
-	err = s.place.Do(dial)
 	return connection, err
 }
 
