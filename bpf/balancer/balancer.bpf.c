@@ -274,7 +274,8 @@ int read_jiffies(__u64 *jiffies)
 	return 0;
 }
 
-/* Corrects the rank of the server in the i-th slot to rank, if the server has a rank. */
+/* Writes the present rank of a server into its service's ranking, if the server has a place there.
+ * The server is in the i-th slot of the run. */
 static long rank_server(__u32 i, const struct rank_run *run)
 {
 	__u32 slot = run->first + i;

@@ -12,9 +12,9 @@
 #include "balancer/tables/services.h"
 
 /*
- * Columns of a list: for each server the four highest bits of its SID's argument in an offer
- * (net/load.h). Those of server 0 are the lowest ones here. All bits are 0 in lists other than
- * offers, which can be longer.
+ * The field `columns` of a list has four bits for each server, from server 0 in the lowest bits on.
+ * They are the four highest bits of the argument of the server's SID in an offer (net/load.h).
+ * Lists other than offers can be longer, and all of their bits are 0.
  */
 #define COLUMN_BITS 4
 #define COLUMN_MASK ((1 << COLUMN_BITS) - 1)

@@ -46,8 +46,8 @@ __u64 sent;
 __u64 limit; /* number of frames to send */
 __u64 due;   /* when to send the next packet, on the monotonic clock */
 
-/* Chooses the flow of the next packet: the variable bits of its port, and above them those of its
- * address. If no number of flows is set, all of these bits are random. */
+/* Chooses the number of the next packet's flow. Its low bits go into the source port, and the bits
+ * above them into the source address. If flow_count is not set, all of these bits are random. */
 static __always_inline __u64 next_flow(void)
 {
 	if (!flow_count)

@@ -55,7 +55,8 @@ func describeListening(l agent.Listening) string {
 	return cmp.Or(string(l), "-")
 }
 
-// describeConnections formats the number of open connections of an agent's service.
+// describeConnections formats the number of open connections of an agent's service, and by how much
+// it was corrected because the data path had miscounted.
 func describeConnections(s *agent.ServiceState) string {
 	connections := "-"
 	if s.Connections != nil {

@@ -42,7 +42,7 @@ func (r *eventsRequest) begin(stream *events.Stream) uint64 {
 	case r.After != 0:
 		return r.After
 	case r.Last == 0 && !r.Since.IsZero():
-		return stream.Before(math.MaxInt, r.Since)
+		return stream.Before(math.MaxInt, r.Since) // all kept events of this time or later
 	}
 	return stream.Before(r.Last, r.Since)
 }

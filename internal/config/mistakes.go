@@ -171,8 +171,8 @@ func closingQuote(data []byte, i int) int {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
-// findMistakeIn looks for a mistake in a line. It also looks for a missing space in the line
-// before.
+// findMistakeIn looks for a mistake in a line. It looks for a colon without a space behind it in the
+// line before, too, because YAML's reader notices that only at the next line.
 func findMistakeIn(lines [][]byte, number int) string {
 	if bytes.HasPrefix(lines[number-1], []byte("%")) {
 		return fmt.Sprintf("%q: this directive is not read: remove the line, no file needs one",
@@ -193,7 +193,6 @@ func findMistakeIn(lines [][]byte, number int) string {
 	if match := reserved.FindStringSubmatch(line); match != nil {
 		return fmt.Sprintf("%q must be in quotes: YAML reserves its first character", match[1])
 	}
-	// YAML's reader notices a missing space only at the next line.
 	for _, line := range [][]byte{lines[number-1], lines[max(number-2, 0)]} {
 		if match := unspaced.FindSubmatch(line); match != nil {
 			return fmt.Sprintf("a space must follow the colon after %s", match[1])

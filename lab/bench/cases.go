@@ -515,7 +515,7 @@ func wrapped(t traffic, kind desired.Encapsulation, functions ...srv6.Function) 
 }
 
 // envelope returns the encapsulation that a balancer adds to a packet for server 1. With segment
-// routing, the list of segments has a SID of one server for each function, from server 1 on.
+// routing, segment i asks server i for the i-th function.
 func envelope(kind desired.Encapsulation, functions ...srv6.Function) packet.Encap {
 	e := packet.Encap{Kind: kind, Own: clientMAC, NextHop: hostMAC}
 	if !hasLocators(kind) {

@@ -67,8 +67,8 @@ func (g *generator) handle(c *connection, events uint32) {
 	}
 }
 
-// connected handles the end of a handshake. An idle connection then rests. Another connection sends
-// its request, but not before a distant client would see the end of the handshake.
+// connected handles the end of a handshake. An idle connection then rests. Any other connection
+// sends its request: with distant clients (Config.RoundTrip), after the handshake's round trip.
 func (g *generator) connected(c *connection) {
 	if c.idle {
 		g.idle.opening--

@@ -52,7 +52,8 @@ func (p *plot) points(i int) {
 	}
 }
 
-// point draws a point of a series, with its marker if marked is true.
+// point draws a point of a series. If marked is true, it has its marker, and a larger circle that
+// shows the text of the point to the mouse.
 func (p *plot) point(i int, point Point, marked bool) {
 	s := &p.Series[i]
 	x, y := p.x.at(point.X)+p.offset(i), p.y.at(point.Y)

@@ -204,7 +204,7 @@ func (e *engine) offeredToDead(f, s int32) {
 	flow := &e.flows[f]
 	offer := &e.transits[flow.transit].Offer
 	switch {
-	case !e.servers[s].passes:
+	case !e.servers[s].passesOn:
 		e.end(f, Lost)
 	case e.agentOf(s) == nil || flow.forced || offer.Last(): // the server cannot pass the flow on
 		e.end(f, Refused)

@@ -29,10 +29,10 @@ func (e *engine) change(event *Event, index int32) {
 func (e *engine) changeServer(s int32, kind EventKind) {
 	switch kind {
 	case ServerAdd:
-		e.servers[s].alive, e.servers[s].passes = true, false
+		e.servers[s].alive, e.servers[s].passesOn = true, false
 	case ServerFail, ApplicationFail:
 		e.failServer(s)
-		e.servers[s].passes = kind == ApplicationFail
+		e.servers[s].passesOn = kind == ApplicationFail
 	}
 }
 

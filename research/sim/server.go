@@ -12,16 +12,16 @@ import (
 // index as the server. If there are jobs with IO, the station of its IO queue has the index of the
 // server plus len(servers). A server fills one cache line.
 type server struct {
-	alive   bool
-	live    bool     // balancers consider it live: it is in engine.live
-	passes  bool     // while not alive: it passes offers on, because only its application has failed
-	workers int32    // 0 means no limit
-	backlog int32    // -1 means no limit
-	open    int32    // flows that the server has
-	idle    int32    // those of them that are answered and kept open
-	active  int32    // with processor sharing: number of workers in use
-	waiting flowList // with processor sharing: flows that wait for a worker
-	use     use
+	alive    bool
+	live     bool     // balancers consider it live: it is in engine.live
+	passesOn bool     // while not alive: it passes offers on, because only its application has failed
+	workers  int32    // 0 means no limit
+	backlog  int32    // -1 means no limit
+	open     int32    // flows that the server has
+	idle     int32    // those of them that are answered and kept open
+	active   int32    // with processor sharing: number of workers in use
+	waiting  flowList // with processor sharing: flows that wait for a worker
+	use      use
 }
 
 // agent is the agent of a server.

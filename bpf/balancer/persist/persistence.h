@@ -29,8 +29,8 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 {
 	enum lb_reason why;
 
-	/* Such a packet visits all servers that may have its flow. Its cookie or hint may be wrong,
-	 * and no server could return the packet. */
+	/* A packet that no server could return visits all servers that may have its flow, because
+	 * its cookie or hint may be wrong. */
 	if (!can_return(pkt) && !starts_connection(pkt))
 		pkt->visits_all = true;
 	if (has_flows(service)) {

@@ -210,8 +210,9 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 	return 0;
 }
 
-/* Removes the last server if the list has at least `most` servers. */
-static __always_inline void drop_last_of(struct segments *segments, __u32 most)
+/* Makes room for one more server in a list of at most `most` servers: drops the last one if the list
+ * is full. */
+static __always_inline void leave_one_free(struct segments *segments, __u32 most)
 {
 	if (segments->count < most)
 		return;
@@ -243,7 +244,7 @@ __noinline int offer_spare(const struct service *service, struct segments *segme
 		if (!is_taking(service, number) || !is_reachable(server_at(number)) ||
 		    is_listed(segments, number))
 			continue;
-		drop_last_of(segments, ORDERED_CANDIDATES);
+		leave_one_free(segments, ORDERED_CANDIDATES);
 		append_candidate(segments, number, NO_COLUMN);
 		return 0;
 	}

@@ -162,9 +162,9 @@ func (s *Sweeper) Sweep(
 
 // run sweeps a part of a table. The program returns an error number as a negative number.
 func (s *Sweeper) run(part sweeperSweepRun) error {
-	batches, err := s.program.Run(&ebpf.RunOptions{Context: part})
-	if err == nil && int32(batches) < 0 {
-		err = unix.Errno(-int32(batches))
+	result, err := s.program.Run(&ebpf.RunOptions{Context: part})
+	if err == nil && int32(result) < 0 {
+		err = unix.Errno(-int32(result))
 	}
 	if err != nil {
 		return fmt.Errorf("sweep %d buckets from bucket %d: %w", part.Count, part.First, err)

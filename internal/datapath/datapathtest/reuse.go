@@ -55,8 +55,8 @@ func Begin(dir string, maps map[string]**ebpf.Map, mark string, objects any) err
 	return err
 }
 
-// Reusing returns a replacement of datapath.LoadObjects. If it gets the map named mark that Begin
-// got, it uses the objects that Begin got with it, but only once. Otherwise it calls load.
+// Reusing returns a replacement of datapath.LoadObjects. If Begin has stored objects under the map
+// named mark, it uses these objects, but only once. Otherwise it calls load.
 func Reusing(
 	load func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error, mark string,
 ) func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error {

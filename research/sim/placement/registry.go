@@ -70,9 +70,10 @@ var specs = map[string]func() Spec{
 
 func polled() Polled { return Polled{Interval: defaultInterval} }
 
-// hlbDefaults breaks ties at random, because the paper does not say how.
+// hlbDefaults returns HLB that compares so many random servers for each flow, or all servers if
+// choices is 0. Ties are broken at random, because the paper does not say how.
 func hlbDefaults(choices int) *HLB {
-	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
+	return &HLB{Own: Own{Choices: choices, Ties: TiesRandom}, Weights: Weights{Interval: defaultInterval}}
 }
 
 // Named returns a placement with its default parameters. A placement that the balancer also has
