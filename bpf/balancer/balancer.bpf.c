@@ -26,6 +26,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Makes the compiler describe these types to user space, which no map mentions. */
 const union {
 	enum placement placement;
+	enum bucket_hash bucket_hash;
 	enum persistence persistence;
 	enum encapsulation encapsulation;
 	enum server_flags server_flags;

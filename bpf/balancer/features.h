@@ -14,6 +14,7 @@
 enum feature {
 	FEATURE_PERSISTENCES = 16, /* the persistences from here on, by enum persistence */
 	FEATURE_HINTS = 20,	   /* there is a hint table, and a service uses it */
+	FEATURE_CRC = 21,	   /* a service selects buckets by BUCKET_HASH_CRC32 */
 	FEATURE_COUNT,
 };
 
@@ -42,10 +43,11 @@ enum feature {
 /* The balancer picks the server of a new flow, and the flow's bucket does not tell the server. */
 #define PLACEMENTS_PICKING (PLACEMENTS_RANKING | PLACEMENT_BIT(PLACEMENT_ROUND_ROBIN))
 
+/* Packets find the server of a flow by its column in the row of the flow's bucket. */
+#define PERSISTENCES_BY_COLUMN \
+	(PERSISTENCE_BIT(PERSISTENCE_STATELESS) | PERSISTENCE_BIT(PERSISTENCE_HINT))
 /* The flow table does not name the server of a flow, except after a change of persistence. */
-#define PERSISTENCES_WITHOUT_TABLE                                                    \
-	(PERSISTENCE_BIT(PERSISTENCE_STATELESS) | PERSISTENCE_BIT(PERSISTENCE_HINT) | \
-	 PERSISTENCE_BIT(PERSISTENCE_QUIC))
+#define PERSISTENCES_WITHOUT_TABLE (PERSISTENCES_BY_COLUMN | PERSISTENCE_BIT(PERSISTENCE_QUIC))
 
 #define FEATURES_ALL (FEATURE_BIT(FEATURE_COUNT) - 1)
 

@@ -51,7 +51,7 @@ enum persistence {
 struct service_rule {
 	__u32 buckets;	    /* rows of its candidate table; 0: there is no table */
 	__u8 flags;	    /* enum rule_flags */
-	__u8 row;	    /* ROW(candidates, generations) */
+	__u8 row;	    /* ROW(candidates, generations, hash) */
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
 } __attribute__((aligned(8)));
@@ -74,9 +74,15 @@ enum rule_flags {
 	RULE_FORMER_FLOWS = 1 << 7,
 };
 
-/* The shape of a row of a candidate table: how many candidates each generation has, and how many
- * generations there are. */
-#define ROW(candidates, generations) ((candidates) | (generations) << 4)
+/* The hash that selects the row of a flow, which is the flow's bucket. */
+enum bucket_hash {
+	BUCKET_HASH_MULTILINEAR, /* it has keys (net/hash.h) */
+	BUCKET_HASH_CRC32,	 /* that of switches (net/crc.h) */
+};
+
+/* A row of a candidate table: how many candidates each generation has, how many generations there
+ * are, and the hash that selects the row. */
+#define ROW(candidates, generations, hash) ((candidates) | (generations) << 4 | (hash) << 7)
 
 #define METHODS(placement, persistence) ((placement) | (persistence) << 4)
 

@@ -69,12 +69,21 @@ func describeFlows(t *inspect.FlowTable) string {
 		t.Flows.New, t.Flows.Established, t.Flows.Silent, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
 }
 
+// describeBuckets tells how many buckets a service has, and by which hash if it is not the default.
+func describeBuckets(s *inspect.ServiceState) string {
+	text := wording.Count(int(s.Buckets), "bucket")
+	if s.BucketHash == desired.BucketHashCRC32 {
+		text += " by " + string(s.BucketHash)
+	}
+	return text
+}
+
 // printService prints a service: a line about it, warnings, and a table of its servers. The columns
 // depend on the placement.
 func printService(out io.Writer, s *inspect.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, %s%s\n",
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
-		wording.Count(int(s.Buckets), "bucket"), wording.Count(int(s.Candidates), "candidate"),
+		describeBuckets(s), wording.Count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)

@@ -126,7 +126,7 @@ func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
 		}
 		candidates = max(candidates, built[i].Candidates)
 	}
-	rows := dataplane.NewRows(built[0].Buckets, min(p.depth, len(p.sets)), candidates)
+	rows := dataplane.NewRows(built[0].Buckets, min(p.depth, len(p.sets)), candidates, p.sets[0].BucketHash)
 	for i, table := range built {
 		addSet(rows, table, p.slots, i == 0)
 	}

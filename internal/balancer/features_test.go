@@ -41,6 +41,8 @@ func TestNeededFeaturesSuffice(t *testing.T) {
 	for name, cfg := range map[string]*desired.Balancer{
 		"hash":                  hashing(2),
 		"hash, stateless":       stateless(desired.PlacementHash, 2),
+		"hash, crc":             byCRC(stateless(desired.PlacementHash, 2)),
+		"hunt, crc":             byCRC(stateless(desired.PlacementHunt, 4)),
 		"hash, hints":           withHints(stateless(desired.PlacementHash, 2)),
 		"hash, hint":            hinting(desired.PlacementHash, 4),
 		"hunt":                  hunting(desired.SelectConsistent, 2),

@@ -28,6 +28,7 @@ type columnService struct {
 	candidates  int
 	former      desired.Placement // before it had this persistence; empty: it always had
 	few         bool              // it has fewer servers than candidates
+	crc         bool              // its bucket hash is crc-32
 }
 
 // cookieServices have persistence stateless.
@@ -39,9 +40,9 @@ var cookieServices = []columnService{
 	{name: "cookies-3", flow: flowTo(vip6, 93, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Insert, candidates: 3},
 	{name: "cookies-4", flow: flowTo(vip4, 94, desired.TCP), placement: desired.PlacementHunt,
-		kind: desired.SRv6Encap, candidates: 4},
+		kind: desired.SRv6Encap, candidates: 4, crc: true},
 	{name: "cookies-8", flow: flowTo(vip6, 95, desired.TCP), placement: desired.PlacementHash,
-		kind: desired.SRv6Insert, candidates: 8, few: true},
+		kind: desired.SRv6Insert, candidates: 8, few: true, crc: true},
 	{name: "former-hunt", flow: flowTo(vip6, 96, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Insert, candidates: 2, former: desired.PlacementHunt},
 	{name: "former-hash", flow: flowTo(vip4, 97, desired.TCP), placement: desired.PlacementHash,
@@ -112,6 +113,9 @@ func (c columnService) service(step int) desired.Service {
 		svc.Persistence, svc.Generations, svc.History = desired.PersistenceStateless, 32, 3
 		if c.persistence != "" {
 			svc.Persistence = c.persistence
+		}
+		if c.crc {
+			svc.BucketHash, svc.Buckets = desired.BucketHashCRC32, 256
 		}
 	}
 	if svc.Placement == desired.PlacementHunt {

@@ -488,7 +488,7 @@ func (r *reference) past(svc *desired.Service, bucket, place int) (names []strin
 }
 
 func (r *reference) bucket(flow dataplane.Flow, svc *desired.Service) int {
-	return int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(r.rows(svc))))
+	return flow.Bucket(svc.BucketHash, &r.identity.BucketKeys, r.rows(svc))
 }
 
 // taking lists as many servers that get new flows as the flow's row has servers, but at most the

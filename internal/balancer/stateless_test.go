@@ -30,6 +30,14 @@ func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 	return cfg
 }
 
+// byCRC makes the services of a configuration select buckets by CRC-32.
+func byCRC(cfg *desired.Balancer) *desired.Balancer {
+	for i := range cfg.Services {
+		cfg.Services[i].BucketHash, cfg.Services[i].Buckets = desired.BucketHashCRC32, 256
+	}
+	return cfg
+}
+
 // labelOf is flow_sign of bpf/balancer/tables/flowtable.h: the flow label of flows without an
 // entry.
 func labelOf(flow dataplane.Flow) uint32 {
@@ -106,6 +114,32 @@ func TestCookiesOfShortRows(t *testing.T) {
 		}
 		if !slices.ContainsFunc(got, isSecond) {
 			t.Errorf("with %d servers, %s is not visited: %v", servers, row[1], got)
+		}
+	}
+}
+
+// A change of the bucket hash loads a program that has the hash, and drops the former sets, in which
+// flows have other buckets. New flows and cookies follow the new rows.
+func TestChangeOfBucketHash(t *testing.T) {
+	t.Parallel()
+	grown := stateless(desired.PlacementHunt, 2)
+	web0 := &grown.Services[1]
+	web0.Servers = web0.Servers[1:]
+	f := openWith(t, stateless(desired.PlacementHunt, 2), stoppedClock(t), true)
+	f.mustApply(grown) // begins a second generation
+	cfg := byCRC(stateless(desired.PlacementHunt, 2))
+	f.mustApply(cfg)
+	f.cfg = cfg
+	row := f.row(web, "web")
+	syn := frameOf(web, packet.Timestamps(7, 0))
+	f.check(f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...), f.run(syn))
+	for column, server := range row {
+		ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1024+uint32(column)))
+		f.check(f.cookied(ack, web, "web", "forward_known", stages(srv6.Steer, server)...), f.run(ack))
+	}
+	for _, s := range mustSnapshot(t, f.view()).Services {
+		if s.BucketHash != desired.BucketHashCRC32 || s.Sets != 1 {
+			t.Errorf("service %s: bucket hash %q, %d sets", s.Name, s.BucketHash, s.Sets)
 		}
 	}
 }

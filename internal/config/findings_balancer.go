@@ -39,6 +39,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"probe", eachService((*inspection).noProbes)},
 	{"generations", eachService((*inspection).fewGenerations)},
 	{"buckets", eachService((*inspection).fewBuckets)},
+	{"bucket-hash", eachService((*inspection).chosenBuckets)},
 	{"candidates", eachService((*inspection).fewCandidates)},
 	{"several-balancers", (*inspection).unrecoverableFlows},
 	{"idle-timeout", eachService((*inspection).shortIdleTimeout)},
@@ -302,6 +303,14 @@ func (i *inspection) fewBuckets(path string, s *desired.Service) {
 	if least := 100 * len(s.Servers); s.Buckets < least {
 		i.findf(fieldpath.Child(path, "buckets"), "fewer than 100 for each of %d servers: shares differ by more than 1 %%, "+
 			"and changes move more connections; set a prime or a power of two from %d", len(s.Servers), least)
+	}
+}
+
+// chosenBuckets finds a service whose clients can choose their buckets.
+func (i *inspection) chosenBuckets(path string, s *desired.Service) {
+	if s.BucketHash == desired.BucketHashCRC32 {
+		i.findf(fieldpath.Child(path, "bucket-hash"), "%s has no key: clients can choose ports that lead to one row of "+
+			"servers; use it only if a switch balances the service, too", s.BucketHash)
 	}
 }
 

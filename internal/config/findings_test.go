@@ -192,6 +192,7 @@ func TestFindings(t *testing.T) {
 	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, tcp+" persistence: stateless,", 1),
 		[]findingCase{
 			{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "hints", "node.limits.hints", "services[0]"},
+			{"CRC", "persistence: stateless", "persistence: stateless, bucket-hash: crc-32", "bucket-hash", first + ".bucket-hash", "only if a switch"},
 		}, InspectBalancer)...)
 	speaking := strings.Replace(strictBalancer, "services:", `bgp:
   asn: 64600

@@ -133,8 +133,12 @@ func (given Given) defaultService(s *Service, path string) {
 	}
 	given.defaultQUIC(s, path)
 	given.defaultInfer(s, path)
+	if persistence.HasCookies {
+		setDefault(given, fieldpath.Child(path, "bucket-hash"), &s.BucketHash, BucketHashMultilinear)
+	}
 	buckets := tables.DefaultBuckets
-	if s.FindsByColumn() && buckets*s.Candidates > MaxColumns {
+	isTooLarge := s.FindsByColumn() && buckets*s.Candidates > MaxColumns
+	if isTooLarge || s.BucketHash == BucketHashCRC32 {
 		buckets = 1 << 16 // MaxColumns has room for eight candidates of so many buckets
 	}
 	setDefault(given, fieldpath.Child(path, "buckets"), &s.Buckets, buckets)

@@ -208,6 +208,7 @@ func (r *rules) checkService(path string, s *Service) {
 	} else if s.Buckets <= len(s.Servers) {
 		r.failf(at, "%d must exceed the number of servers, %d", s.Buckets, len(s.Servers))
 	}
+	r.checkBucketHash(fieldpath.Child(path, "bucket-hash"), s)
 	at = fieldpath.Child(path, "timeouts")
 	checkRange(r, fieldpath.Child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
 	checkRange(r, fieldpath.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
@@ -285,6 +286,20 @@ func (r *rules) checkPersistence(path string, s *Service) {
 	if s.Buckets*s.Candidates > MaxColumns {
 		r.failf(fieldpath.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",
 			s.Buckets, s.Candidates, s.Persistence, MaxColumns)
+	}
+}
+
+// checkBucketHash checks the hash that selects buckets. A CRC has no key. With a flow table, clients
+// could fill the bucket of another flow, so only a persistence without one may use it.
+func (r *rules) checkBucketHash(path string, s *Service) {
+	if !s.Persistence.Method().HasCookies {
+		r.refuse(path, s.BucketHash != "", "not used by persistence %s", s.Persistence)
+		return
+	}
+	checkKnown(r, path, s.BucketHash, BucketHashMultilinear, BucketHashCRC32)
+	if s.BucketHash == BucketHashCRC32 && s.Buckets&(s.Buckets-1) != 0 {
+		r.failf(path, "%s requires a power of two of buckets, because switches cannot multiply; the service has %d",
+			BucketHashCRC32, s.Buckets)
 	}
 }
 

@@ -19,6 +19,9 @@ type Selection string
 // Persistence decides how later packets of a connection find its server.
 type Persistence string
 
+// BucketHash is the hash that selects the bucket of a flow.
+type BucketHash string
+
 // Encapsulation is how packets travel from the balancer to the server.
 type Encapsulation string
 
@@ -49,6 +52,9 @@ const (
 	PersistenceStateless Persistence = "stateless" // cookies in the packets name the server
 	PersistenceHint      Persistence = "hint"      // a small table guesses, and the server checks
 	PersistenceQUIC      Persistence = "quic"      // the connection IDs of QUIC name the server
+
+	BucketHashMultilinear BucketHash = "multilinear" // it has keys, so no client can choose its bucket
+	BucketHashCRC32       BucketHash = "crc-32"      // that of switches: clients can choose their buckets
 
 	SRv6Insert Encapsulation = "srv6-insert"
 	SRv6Encap  Encapsulation = "srv6-encap"
@@ -157,10 +163,14 @@ type Service struct {
 	FormerQUIC *QUIC `yaml:"former-quic,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
 	// number of servers. Default 65537, or 65536 for eight candidates under persistence stateless or
-	// hint, whose tables have no room for more. Under placement round-robin the table has a row for
-	// each turn of a cycle, and Buckets is the largest number of rows.
-	Buckets  int      `yaml:"buckets"`
-	Timeouts Timeouts `yaml:"timeouts"`
+	// hint, whose tables have no room for more, and 65536 for BucketHash crc-32. Under placement
+	// round-robin the table has a row for each turn of a cycle, and Buckets is the largest number of
+	// rows.
+	Buckets int `yaml:"buckets"`
+	// BucketHash is for persistence stateless only. Default multilinear. For crc-32, Buckets is a
+	// power of two.
+	BucketHash BucketHash `yaml:"bucket-hash,omitempty"`
+	Timeouts   Timeouts   `yaml:"timeouts"`
 	// Health excludes servers that fail their checks from placement; nil: no checks.
 	Health *Health `yaml:"health"`
 	// OnFailure is what becomes of the flows of a server that fails. Default move-udp.

@@ -24,7 +24,9 @@ type Set struct {
 	Placement  desired.Placement `json:"placement"`
 	Buckets    int               `json:"buckets"`
 	Candidates int               `json:"candidates"`
-	Servers    []Server          `json:"servers"` // by name
+	// BucketHash is empty for the default hash, as in the sets of earlier builds.
+	BucketHash desired.BucketHash `json:"bucket_hash,omitempty"`
+	Servers    []Server           `json:"servers"` // by name
 }
 
 // Server is a server of a set, with its weight, which is more than 0.
@@ -52,6 +54,9 @@ func SetOf(service *desired.Service) Set {
 		Buckets:    service.Buckets,
 		Candidates: service.Candidates,
 		Servers:    []Server{},
+	}
+	if service.BucketHash != desired.BucketHashMultilinear {
+		s.BucketHash = service.BucketHash
 	}
 	for _, server := range service.Servers {
 		if *server.Weight > 0 {
@@ -122,8 +127,8 @@ func (g Generations) Check(services []desired.Service) error {
 			return fmt.Errorf("service %s has no generation", s.Name)
 		}
 		if !reflect.DeepEqual(now.Sets[0], SetOf(s)) {
-			return fmt.Errorf("generation %d of service %s has another set of servers, number of buckets or "+
-				"candidates than the service", now.Number, s.Name)
+			return fmt.Errorf("generation %d of service %s has another set of servers, another number of "+
+				"buckets or candidates, or another bucket hash than the service", now.Number, s.Name)
 		}
 	}
 	return nil
@@ -148,13 +153,13 @@ func (s Set) Table() (*tables.Table, error) {
 }
 
 // CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
-// the same bucket in the tables of both, so they must have the same number of rows. Under
-// round-robin, flows have no bucket of their own: any row of a former set is as good as another.
+// the same bucket in the tables of both, so they must have the same number of rows, and the same
+// hash. Under round-robin, flows have no bucket of their own: any row of a former set is as good as another.
 func (s Set) CanHold(former Set) bool {
 	if former.Placement.Method().TakesTurns() {
 		return true
 	}
-	return !s.Placement.Method().TakesTurns() && s.Buckets == former.Buckets
+	return !s.Placement.Method().TakesTurns() && s.Buckets == former.Buckets && s.BucketHash == former.BucketHash
 }
 
 // Validate returns an error that names the first value that no configuration can have.
@@ -174,6 +179,9 @@ func (s Set) validate() error {
 	}
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
 		return err
+	}
+	if s.BucketHash != "" && s.BucketHash != desired.BucketHashCRC32 {
+		return fmt.Errorf("bucket hash %q: not known", s.BucketHash)
 	}
 	if s.Candidates < 1 || s.Candidates > tables.MaxCandidates {
 		return fmt.Errorf("%d candidates: out of range 1 to %d", s.Candidates, tables.MaxCandidates)

@@ -194,7 +194,7 @@ func TestBadFiles(t *testing.T) {
 }
 
 // TestCanHold checks which former sets fit the table of a present set: those with the same number
-// of buckets, and all of round-robin, any of whose rows is as good as another.
+// of buckets and the same bucket hash, and all of round-robin, any of whose rows is as good as another.
 func TestCanHold(t *testing.T) {
 	set := func(placement desired.Placement, buckets int) Set {
 		return Set{Placement: placement, Buckets: buckets}
@@ -206,6 +206,7 @@ func TestCanHold(t *testing.T) {
 	}{
 		{set(hash, 251), set(hunt, 251), true},
 		{set(hash, 251), set(hunt, 256), false},
+		{set(hash, 256), Set{Placement: hash, Buckets: 256, BucketHash: desired.BucketHashCRC32}, false},
 		{set(hunt, 251), set(turns, 256), true},
 		{set(turns, 251), set(turns, 256), true},
 		{set(turns, 251), set(hash, 251), false},

@@ -33,7 +33,7 @@ func placesOf(t *testing.T, l *lab.Lab, balancer string, live *load) []int {
 		if rows[c.service.Name] == nil {
 			rows[c.service.Name] = rowsOf(t, l, set)
 		}
-		first := set.Candidates * int(dataplane.BucketOf(flowOf(c).Hash(&keys), uint32(set.Buckets)))
+		first := set.Candidates * flowOf(c).Bucket(desired.BucketHashMultilinear, &keys, set.Buckets)
 		row := rows[c.service.Name][first : first+set.Candidates]
 		column := slices.Index(row, numberOf(l, c.server))
 		if column < 0 {

@@ -44,8 +44,7 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	hint_lookup(&pkt->key, service->id, &hint);
 	if (!hint_fits(&hint, service))
 		return false;
-	number = only_server_of(service, bucket_of(&pkt->key, service->rule.buckets),
-				hint_column(hint.value));
+	number = only_server_of(service, bucket_of(&pkt->key, service), hint_column(hint.value));
 	server = server_at(number);
 	if (!hint_names(hint.value, number) || !serves(server, service))
 		return false;
@@ -68,7 +67,7 @@ __noinline int hinted_server(const struct packet *pkt, const struct service *ser
 	hint_lookup(&pkt->key, service->id, &hint);
 	if (!hint_fits(&hint, service) || pkt->visits_all)
 		return -1;
-	number = server_with_mark(service, bucket_of(&pkt->key, service->rule.buckets), hint.value);
+	number = server_with_mark(service, bucket_of(&pkt->key, service), hint.value);
 	if (number >= 0 && !starts_connection(pkt))
 		hint_renew(&hint);
 	return number;
@@ -103,7 +102,7 @@ __noinline int take_create_hint(const struct packet *pkt, const struct service *
 
 	if (!pkt || !service || !has_hints()) /* without hints, nothing has to be entered */
 		return LB_RETURN_CREATE;
-	column = column_with(service, bucket_of(&pkt->key, service->rule.buckets), sender);
+	column = column_with(service, bucket_of(&pkt->key, service), sender);
 	hint_lookup(&pkt->key, service->id, &hint);
 	if (column < 0 || !hint_enter(&hint, column, sender, !(pkt->tcp_flags & TCP_SYN)))
 		return LB_RETURN_NO_ROOM;

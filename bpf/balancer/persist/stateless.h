@@ -26,7 +26,7 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 
 	if (column < 0)
 		return has_hints() && lookup_hint_plain(pkt, service, flow, segments);
-	number = only_server_of(service, bucket_of(&pkt->key, service->rule.buckets), column);
+	number = only_server_of(service, bucket_of(&pkt->key, service), column);
 	server = server_at(number);
 	if (!serves(server, service))
 		return false;
@@ -70,7 +70,7 @@ __noinline int list_for_cookie(const struct packet *pkt, const struct service *s
 
 	if (!pkt || !service || !segments)
 		return 0;
-	bucket = bucket_of(&pkt->key, service->rule.buckets);
+	bucket = bucket_of(&pkt->key, service);
 	segments->count = 0;
 	segments->columns = 0;
 	list_column(service, bucket, first, LIST_FIT, segments);

@@ -12,7 +12,7 @@
 static __always_inline bool place_hash_new(const struct flow_key *flow,
 					   const struct service *service, struct segments *segments)
 {
-	__u32 bucket = bucket_of(flow, service->rule.buckets);
+	__u32 bucket = bucket_of(flow, service);
 	int number = candidate_of(service, bucket, 0);
 	const struct server *server = server_at(number);
 
@@ -33,7 +33,7 @@ static __always_inline bool place_hash_in_row(const struct packet *pkt,
 					      const struct service *service,
 					      struct segments *segments)
 {
-	list_takers(service, bucket_of(&pkt->key, service->rule.buckets), segments);
+	list_takers(service, bucket_of(&pkt->key, service), segments);
 	if (segments->count > 1)
 		segments->count = 1;
 	if (!ask_listed(segments, SID_CONNECT_FORCE, SID_CONNECT_FORCE))
@@ -61,7 +61,7 @@ static __always_inline bool place_hash(const struct packet *pkt, const struct se
 		return visit(&pkt->key, service,
 			     service->rule.flags & RULE_SERVERS_ANSWER ? SID_RECOVER : SID_STEER,
 			     segments);
-	if (service->rule.flags & RULE_IN_ROW)
+	if (stays_in_row(service))
 		return place_hash_in_row(pkt, service, segments);
 	return place_hash_new(&pkt->key, service, segments);
 }

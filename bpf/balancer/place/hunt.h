@@ -63,7 +63,7 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	__u32 most;
 
 	list_holder(holder, segments);
-	list_possible(service, bucket_of(&pkt->key, service->rule.buckets), segments);
+	list_possible(service, bucket_of(&pkt->key, service), segments);
 	if (holder < 0)
 		return ask_listed(segments, SID_RECOVER, SID_RECOVER);
 	most = most_segments(pkt, service,
@@ -104,15 +104,16 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 					    const struct service *service,
 					    struct segments *segments)
 {
-	__u32 buckets = service->rule.buckets;
+	__u32 bucket;
 
 	if (placement_of(service) != PLACEMENT_HUNT_RANDOM) {
 		bool is_empty = !segments->count;
 
-		if (service->rule.flags & RULE_IN_ROW)
-			list_own_row(service, bucket_of(flow, buckets), segments);
+		bucket = bucket_of(flow, service);
+		if (stays_in_row(service))
+			list_own_row(service, bucket, segments);
 		else
-			list_taking(service, bucket_of(flow, buckets), segments);
+			list_taking(service, bucket, segments);
 		if (is_empty && takes_reports(service))
 			order_by_reports(service, segments);
 		if (is_empty && placement_of(service) == PLACEMENT_HUNT_SPARE)
@@ -120,7 +121,8 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 		return;
 	}
 	note_random();
-	list_taking(service, (__u64)bpf_get_prandom_u32() * buckets >> 32, segments);
+	bucket = share_of(bpf_get_prandom_u32(), service->rule.buckets);
+	list_taking(service, bucket, segments);
 	segments->columns = ALL_NO_COLUMN; /* the candidates are not of the flow's own row */
 }
 
@@ -202,7 +204,7 @@ __noinline int first_offered(const struct service *service, const struct flow_ke
 
 	if (!service || !flow)
 		return -1;
-	bucket = bucket_of(flow, service->rule.buckets);
+	bucket = bucket_of(flow, service);
 	if (takes_reports(service))
 		return first_reported(service, bucket, sender, report);
 	if (placement_of(service) != PLACEMENT_HUNT)

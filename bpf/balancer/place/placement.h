@@ -29,7 +29,7 @@ static __always_inline int pick(const struct packet *pkt, const struct service *
 	if (places_by(service, PLACEMENTS_WEIGHTED))
 		return weighted_server(pkt, service);
 	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)))
-		return best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
+		return best_candidate(service, bucket_of(&pkt->key, service));
 	return -1;
 }
 
@@ -82,7 +82,7 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
  * matter here. */
 static __always_inline bool bucket_tells(const struct service *service)
 {
-	if (service->rule.flags & RULE_IN_ROW)
+	if (stays_in_row(service))
 		return true;
 	/* Any server of the row may have the flow, so one has to pass the packet on. */
 	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)))
@@ -113,7 +113,7 @@ __noinline int note_placement(const struct packet *pkt)
 	service.rule = decision.rule;
 	service.id = decision.service;
 	decision.placement.is_placed = true;
-	decision.placement.bucket = bucket_of(&pkt->key, service.rule.buckets);
+	decision.placement.bucket = bucket_of(&pkt->key, &service);
 	if (!choose(pkt, &service, -1, &segments))
 		return 0;
 	if (decision.reason == LB_FORWARD_NO_ROOM && !choose_without_room(pkt, &service, &segments))

@@ -11,6 +11,7 @@
 #ifndef SEGUE_BALANCER_TABLES_CANDIDATES_H
 #define SEGUE_BALANCER_TABLES_CANDIDATES_H
 
+#include "net/crc.h"
 #include "net/hash.h"
 #include "balancer/tables/maps.h"
 #include "balancer/segments.h"
@@ -27,10 +28,15 @@ static __always_inline __u32 candidates_of(const struct service *service)
 
 static __always_inline __u32 generations_of(const struct service *service)
 {
-	return service->rule.row >> 4;
+	return service->rule.row >> 4 & 7;
 }
 
-/* The hash that chooses a flow's bucket. All balancers that share a seed compute the same. */
+static __always_inline enum bucket_hash bucket_hash_of(const struct service *service)
+{
+	return service->rule.row >> 7;
+}
+
+/* The hash of a flow. All balancers that share a seed compute the same. */
 static __always_inline __u32 hash_of(const struct flow_key *flow)
 {
 	return mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys,
@@ -45,9 +51,13 @@ static __always_inline __u32 share_of(__u32 hash, __u32 count)
 	return (__u64)hash * count >> 32;
 }
 
-static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 buckets)
+/* The bucket of a flow. A service that uses the CRC has a power of two of buckets, so the highest
+ * bits of the CRC are the bucket: switches need no product. */
+static __always_inline __u32 bucket_of(const struct flow_key *flow, const struct service *service)
 {
-	return share_of(hash_of(flow), buckets);
+	if (has_features(FEATURE_BIT(FEATURE_CRC)) && bucket_hash_of(service) == BUCKET_HASH_CRC32)
+		return share_of(crc_of(flow), service->rule.buckets);
+	return share_of(hash_of(flow), service->rule.buckets);
 }
 
 /* The number of a service's candidate table in force, and of its column table. */
@@ -460,7 +470,7 @@ __noinline int first_taking(const struct service *service, __u32 bucket)
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)
 {
-	if (!(service->rule.flags & RULE_IN_ROW))
+	if (!stays_in_row(service))
 		list_taking(service, bucket, segments);
 	segments->columns = 0;
 	if (!list_row(service, generations_of(service), bucket, LIST_FIT, segments))
@@ -496,7 +506,7 @@ static __always_inline bool visit(const struct flow_key *flow, const struct serv
 				  enum sid_function function, struct segments *segments)
 {
 	segments->count = 0;
-	list_possible(service, bucket_of(flow, service->rule.buckets), segments);
+	list_possible(service, bucket_of(flow, service), segments);
 	return ask_listed(segments, function, function);
 }
 

@@ -61,6 +61,13 @@ static __always_inline bool has_former_flows(const struct service *service)
 	       has_features(PERSISTENCES_WITHOUT_TABLE) && service->rule.flags & RULE_FORMER_FLOWS;
 }
 
+/* Whether new flows get only servers in the row of their bucket, because persistence would not find
+ * others. The program then has such a persistence. */
+static __always_inline bool stays_in_row(const struct service *service)
+{
+	return has_features(PERSISTENCES_BY_COLUMN) && service->rule.flags & RULE_IN_ROW;
+}
+
 /* Whether servers answer offers of the service, or did until lately. */
 static __always_inline bool has_half_open(const struct service *service)
 {

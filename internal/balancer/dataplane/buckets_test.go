@@ -42,7 +42,16 @@ func TestBucketsOfOtherBuilds(t *testing.T) {
 		}
 	}
 	// The hash, as a fraction of 2^32, is the position of the bucket among all buckets.
-	if got := BucketOf(0xbfffffff, tables.DefaultBuckets); got != 49152 {
-		t.Errorf("bucket %d, want 49152", got)
+	keys, first := bucketKeys(0), flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", desired.TCP)
+	if got := first.Bucket(desired.BucketHashMultilinear, &keys, tables.DefaultBuckets); got != 42255 {
+		t.Errorf("bucket %d, want 42255", got) // 0xa50e8f6e * 65537 / 2^32
+	}
+	// By CRC, the bucket is in the highest bits of the CRC-32 of addresses and ports.
+	if got := first.Bucket(desired.BucketHashCRC32, &keys, 1<<16); got != 0x3c28 {
+		t.Errorf("bucket %#x of an IPv6 flow by CRC, want 0x3c28", got)
+	}
+	second := flow("192.0.2.2:40001", "198.51.100.1:80", desired.TCP)
+	if got := second.Bucket(desired.BucketHashCRC32, &keys, 1<<8); got != 0x27 {
+		t.Errorf("bucket %#x of an IPv4 flow by CRC, want 0x27", got)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -23,6 +24,7 @@ const NoServer = tables.NoServer
 // Rows is the content of a candidate table (bpf/balancer/tables/candidates.h).
 type Rows struct {
 	Buckets                 uint32
+	hash                    desired.BucketHash // selects the row of a flow
 	generations, candidates int
 	// servers are the candidates, row by row. A row has generations times candidates of them.
 	servers []uint16
@@ -32,9 +34,10 @@ type Rows struct {
 }
 
 // NewRows returns rows without servers, of the given number of buckets, generations (1 to 4) and
-// candidates in each generation (0 to 8). Without candidates there are no rows.
-func NewRows(buckets, generations, candidates int) *Rows {
-	r := &Rows{generations: generations, candidates: candidates}
+// candidates in each generation (0 to 8). Without candidates there are no rows. The hash selects
+// the row of a flow; empty: BucketHashMultilinear.
+func NewRows(buckets, generations, candidates int, hash desired.BucketHash) *Rows {
+	r := &Rows{generations: generations, candidates: candidates, hash: hash}
 	if candidates == 0 {
 		return r
 	}
@@ -100,17 +103,24 @@ func (r *Rows) WithSlots(slots []uint16) *Rows {
 
 // Shape returns rows of the same shape without content.
 func (r *Rows) Shape() *Rows {
-	return &Rows{Buckets: r.Buckets, generations: r.generations, candidates: r.candidates}
+	return &Rows{Buckets: r.Buckets, hash: r.hash, generations: r.generations, candidates: r.candidates}
 }
 
 // Row returns the shape of a row, as it is in a service's rule: ROW in bpf/balancer/types.h.
-func (r *Rows) Row() uint8 { return uint8(r.candidates | r.generations<<4) }
+func (r *Rows) Row() uint8 {
+	return uint8(r.candidates|r.generations<<4) | uint8(bucketHashes[r.hash])<<7
+}
 
 // Candidates returns how many candidates each generation of a row has.
 func (r ServiceRule) Candidates() uint32 { return uint32(r.Row & 0xf) }
 
 // Generations returns how many generations a row has.
-func (r ServiceRule) Generations() uint32 { return uint32(r.Row >> 4) }
+func (r ServiceRule) Generations() uint32 { return uint32(r.Row >> 4 & 7) }
+
+// BucketHash returns the hash that selects the row of a flow.
+func (r ServiceRule) BucketHash() desired.BucketHash {
+	return nameOf(bucketHashes, balancerBucketHash(r.Row>>7))
+}
 
 // Uninstall removes a service's candidate table and its column table, if there are any. No packet
 // may use them at the time of the call. Uninstall returns an error if the kernel cannot remove a

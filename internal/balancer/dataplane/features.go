@@ -22,6 +22,7 @@ const (
 	FeaturesAll Features = 1<<balancerFeatureFEATURE_COUNT - 1
 
 	featureHints Features = 1 << balancerFeatureFEATURE_HINTS
+	featureCRC   Features = 1 << balancerFeatureFEATURE_CRC
 )
 
 // variablesMap is the map of the variables that are not constants.
@@ -32,6 +33,9 @@ const variablesMap = ".bss"
 var FeaturesOf = func(cfg *desired.Balancer) (needed Features) {
 	for i := range cfg.Services {
 		needed |= RuleOf(&cfg.Services[i]).features()
+		if cfg.Services[i].BucketHash == desired.BucketHashCRC32 {
+			needed |= featureCRC
+		}
 	}
 	return needed
 }
@@ -42,6 +46,9 @@ func (r ServiceRule) features() Features {
 	switch persistence {
 	case balancerPersistencePERSISTENCE_STATELESS, balancerPersistencePERSISTENCE_HINT:
 		needed |= featureHints // without a hint table, the method mask removes it again
+	}
+	if r.BucketHash() == desired.BucketHashCRC32 {
+		needed |= featureCRC
 	}
 	// The flags tell which flows of an earlier method the service may still have.
 	if r.HasHalfOpen() {

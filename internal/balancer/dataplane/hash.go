@@ -4,8 +4,10 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"hash/crc32"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -44,11 +46,43 @@ func (f Flow) words() (words [10]uint32) {
 	return words
 }
 
-// Hash returns the hash that selects the flow's bucket in a candidate table: bucket_of in
-// bpf/balancer/tables/candidates.h. It is the same on all balancers that have the same keys.
+// Hash returns the hash of the flow that is the same on all balancers with the same keys: hash_of in
+// bpf/balancer/tables/candidates.h.
 func (f Flow) Hash(keys *TupleKeys) uint32 {
 	words := f.words()
 	return mix(uint32(multilinear(words[:], keys[:10], keys[10]) >> 32))
+}
+
+// Bucket returns the bucket of the flow by a bucket hash, which is one of the desired ones: bucket_of
+// in bpf/balancer/tables/candidates.h. The CRC does not depend on the keys.
+func (f Flow) Bucket(by desired.BucketHash, keys *TupleKeys, buckets int) int {
+	hash := f.Hash(keys)
+	if by == desired.BucketHashCRC32 {
+		hash = f.crc()
+	}
+	return int(uint64(hash) * uint64(buckets) >> 32)
+}
+
+// crc returns the CRC-32 of the flow's addresses and ports in network order: crc_of in
+// bpf/net/crc.h.
+func (f Flow) crc() uint32 {
+	source, destination := f.Source.Addr().As16(), f.Destination.Addr().As16()
+	key := slices.Concat(source[:], destination[:])
+	key = binary.BigEndian.AppendUint16(key, f.Source.Port())
+	key = binary.BigEndian.AppendUint16(key, f.Destination.Port())
+	return crc32.ChecksumIEEE(key)
+}
+
+// crcTables returns crc_tables of bpf/net/crc.h: table i has the CRC of each byte with i zero bytes
+// behind it.
+func crcTables() (t [4][256]uint32) {
+	t[0] = *crc32.IEEETable
+	for i := 1; i < len(t); i++ {
+		for b, crc := range t[i-1] {
+			t[i][b] = crc>>8 ^ t[0][byte(crc)]
+		}
+	}
+	return t
 }
 
 // TableHash returns the place of the flow in a flow table, and the 34-bit signature of its entry.
@@ -124,11 +158,6 @@ func bucketKeys(seed uint64) (keys TupleKeys) {
 		keys[i] = generator.Uint64()
 	}
 	return keys
-}
-
-// BucketOf returns the bucket for a hash: bucket_of in bpf/balancer/tables/candidates.h.
-func BucketOf(hash, buckets uint32) uint32 {
-	return uint32(uint64(hash) * uint64(buckets) >> 32)
 }
 
 func protocolNumber(p desired.Protocol) uint8 {

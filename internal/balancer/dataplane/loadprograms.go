@@ -185,6 +185,7 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 		balancerVarObservedBucketShift: bucketShift(sizes.observed),
 		balancerVarServiceKeys:         identity.ServiceKeys,
 		balancerVarBucketKeys:          identity.BucketKeys,
+		balancerVarCrcTables:           crcTables(),
 	}
 }
 

@@ -56,6 +56,11 @@ var persistences = map[desired.Persistence]balancerPersistence{
 	desired.PersistenceQUIC:      balancerPersistencePERSISTENCE_QUIC,
 }
 
+var bucketHashes = map[desired.BucketHash]balancerBucketHash{
+	desired.BucketHashMultilinear: balancerBucketHashBUCKET_HASH_MULTILINEAR,
+	desired.BucketHashCRC32:       balancerBucketHashBUCKET_HASH_CRC32,
+}
+
 var encapsulations = map[desired.Encapsulation]balancerEncapsulation{
 	desired.SRv6Insert: balancerEncapsulationENCAP_SRV6INSERT,
 	desired.SRv6Encap:  balancerEncapsulationENCAP_SRV6ENCAP,

@@ -5,6 +5,8 @@ package dataplane
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // TestSecretSeedSpreadsChosenFlows chooses flows that share a bucket under the default seed, as a
@@ -18,7 +20,7 @@ func TestSecretSeedSpreadsChosenFlows(t *testing.T) {
 		flow := some4
 		address := netip.AddrFrom4([4]byte{192, 0, byte(2 + i>>22), byte(i >> 14)})
 		flow.Source = netip.AddrPortFrom(address, uint16(1024+i&0x3fff))
-		if BucketOf(flow.Hash(&public), buckets) == chosen {
+		if flow.Bucket(desired.BucketHashMultilinear, &public, buckets) == chosen {
 			flows = append(flows, flow)
 		}
 	}
@@ -27,7 +29,7 @@ func TestSecretSeedSpreadsChosenFlows(t *testing.T) {
 		var counts [buckets]int
 		most := 0
 		for _, flow := range flows {
-			bucket := BucketOf(flow.Hash(&keys), buckets)
+			bucket := flow.Bucket(desired.BucketHashMultilinear, &keys, buckets)
 			counts[bucket]++
 			most = max(most, counts[bucket])
 		}

@@ -211,7 +211,7 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 	vip, port, protocol := entry.Matches()
 	inference := newInferenceState(label, entry.Rule)
 	placement, selection := placementOf(entry.Rule, inference)
-	return &ServiceState{
+	state := &ServiceState{
 		Inference:     inference,
 		Name:          label.Name,
 		VIP:           vip,
@@ -232,6 +232,10 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 		number:        entry.Id,
 		table:         entry.Table(),
 	}
+	if state.Persistence.Method().HasCookies {
+		state.BucketHash = entry.Rule.BucketHash()
+	}
+	return state
 }
 
 func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {
