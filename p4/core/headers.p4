@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Headers, and what the steps know of a packet.
+ */
+
+const bit<16> ETHERTYPE_IPV4 = 0x0800;
+const bit<16> ETHERTYPE_IPV6 = 0x86dd;
+const bit<8> PROTOCOL_IPIP = 4;
+const bit<8> PROTOCOL_TCP = 6;
+const bit<8> PROTOCOL_IPV6 = 41;
+const bit<8> PROTOCOL_ROUTING = 43;
+
+header ethernet_t {
+    bit<48> destination;
+    bit<48> source;
+    bit<16> ethertype;
+}
+
+header ipv4_t {
+    bit<4>  version;
+    bit<4>  header_length; /* in units of 4 bytes */
+    bit<8>  traffic_class;
+    bit<16> length;
+    bit<16> identification;
+    bit<2>  flags;
+    bit<1>  more_fragments;
+    bit<13> fragment_offset;
+    bit<8>  ttl;
+    bit<8>  protocol;
+    bit<16> checksum;
+    bit<32> source;
+    bit<32> destination;
+}
+
+header ipv4_options_t {
+    varbit<320> octets;
+}
+
+header ipv6_t {
+    bit<4>   version;
+    bit<8>   traffic_class;
+    bit<20>  flow_label;
+    bit<16>  payload_length;
+    bit<8>   next_header;
+    bit<8>   hop_limit;
+    bit<128> source;
+    bit<128> destination;
+}
+
+header tcp_t {
+    bit<16> source_port;
+    bit<16> destination_port;
+    bit<32> sequence;
+    bit<32> acknowledgement;
+    bit<4>  data_offset; /* in units of 4 bytes */
+    bit<4>  reserved;
+    bit<8>  flags;
+    bit<16> window;
+    bit<16> checksum;
+    bit<16> urgent;
+}
+
+const bit<8> TCP_FIN = 0x01;
+const bit<8> TCP_SYN = 0x02;
+const bit<8> TCP_RST = 0x04;
+const bit<8> TCP_ACK = 0x10;
+
+/* The options of TCP in front of the timestamps, whatever their order (RFC 9293 section 3.1). */
+header no_operation_t {
+    bit<8> kind;
+}
+
+header other_option_t {
+    bit<8>      kind;
+    bit<8>      length; /* in bytes, with these two */
+    varbit<304> octets;
+}
+
+header timestamps_t { /* RFC 7323 section 3.2 */
+    bit<8>  kind;
+    bit<8>  length;
+    bit<32> value;
+    bit<32> echo;
+}
+
+header_union tcp_option_t {
+    no_operation_t no_operation;
+    other_option_t other;
+    timestamps_t   timestamps;
+}
+
+const bit<8> OPTION_END = 0;
+const bit<8> OPTION_NO_OPERATION = 1;
+const bit<8> OPTION_TIMESTAMPS = 8;
+
+/* The segment routing header (RFC 8754 section 2). Its segments are headers of their own, because
+ * their number varies. */
+header srh_t {
+    bit<8>  next_header;
+    bit<8>  length; /* in units of 8 bytes, without the first 8 */
+    bit<8>  routing_type;
+    bit<8>  segments_left;
+    bit<8>  last_entry;
+    bit<8>  flags;
+    bit<16> tag;
+}
+
+const bit<8> ROUTING_TYPE_SRH = 4;
+
+/* A segment: a SID (docs/understand/protocol.md), or another address. */
+header segment_t {
+    bit<128> address;
+}
+
+/* In the order in which they are sent. The segment that is visited last comes first. */
+struct headers_t {
+    ethernet_t       ethernet;
+    ipv6_t           outer;    /* srv6-insert: the client's header with another destination */
+    srh_t            srh;
+    segment_t        vip;      /* srv6-insert only */
+    segment_t        server9;
+    segment_t        server8;
+    segment_t        server7;
+    segment_t        server6;
+    segment_t        server5;
+    segment_t        server4;
+    segment_t        server3;
+    segment_t        server2;
+    segment_t        server1;
+    segment_t        server0;
+    segment_t        balancer; /* srv6-insert only */
+    ipv4_t           ipv4;
+    ipv4_options_t   ipv4_options;
+    ipv6_t           ipv6;
+    tcp_t            tcp;
+    tcp_option_t[40] tcp_options;
+}
+
+/* Why a packet leaves the program. The names are those of enum lb_reason in bpf/balancer/stats.h. A
+ * packet is punted if another balancer must handle it. */
+enum bit<8> reason_t {
+    NONE = 0,
+    PASS_NOT_IP = 1,
+    PASS_NOT_FOR_HOST = 2,
+    PASS_NOT_VIP = 3,
+    PASS_FROM_HOST = 4,
+    FORWARD_KNOWN = 5,
+    FORWARD_NEW = 6,
+    FORWARD_HUNT = 7,
+    FORWARD_RECOVER = 8,
+    PUNT_MALFORMED = 9,      /* a header contradicts another one, or the frame */
+    PUNT_FRAGMENT = 10,
+    PUNT_PROTOCOL = 11,      /* not TCP: UDP, ICMP, extension headers */
+    PUNT_NO_SERVICE = 12,    /* no service of the VIP has this port */
+    PUNT_NO_SERVER = 13,     /* the row has no server, or the tables have no entry for it */
+    PUNT_HOP_LIMIT = 14,
+    PUNT_TOO_BIG = 15,
+    DROP_GROUP_SOURCE = 16,
+    DROP_TCP_FLAGS = 17,
+    DROP_NO_NEXT_HOP = 18,
+    DROP_OUTSIDE = 19
+}
+
+enum bit<2> verdict_t {
+    DROP = 0,
+    PASS = 1,    /* to the host behind the switch, or from it */
+    FORWARD = 2, /* to a server */
+    PUNT = 3     /* to another balancer, unchanged */
+}
+
+/* How a packet travels to its servers. */
+enum bit<1> encapsulation_t {
+    SRV6_INSERT = 0,
+    SRV6_ENCAP = 1
+}
+
+/* Functions of SIDs: enum sid_function in bpf/net/srv6.h. */
+const bit<16> SID_CONNECT_AVAIL = 1;
+const bit<16> SID_CONNECT_FORCE = 2;
+const bit<16> SID_STEER = 6;
+
+/* What a service's entry says. */
+struct service_t {
+    bit<16>         number;
+    bit<1>          tables;       /* which of the service's two tables are in force */
+    bit<32>         bucket_mask;  /* the bits of the hash that are the bucket */
+    bit<4>          candidates;
+    bit<2>          cookie_width; /* in bits */
+    bit<1>          hunts;        /* candidates decide; otherwise the first one gets the flow */
+    encapsulation_t encapsulation;
+}
+
+/* The servers that a packet visits, in the order of travel: struct segments in
+ * bpf/balancer/segments.h. */
+struct servers_t {
+    bit<4>  count;
+    /* The four highest bits of the argument of each server's SID, those of server 0 in the lowest
+     * bits. */
+    bit<32> columns;
+    bit<16> slot0;
+    bit<16> slot1;
+    bit<16> slot2;
+    bit<16> slot3;
+    bit<16> slot4;
+    bit<16> slot5;
+    bit<16> slot6;
+    bit<16> slot7;
+    bit<16> slot8;
+    bit<16> slot9;
+}
+
+struct packet_t {
+    /* From the device. */
+    bit<9>    ingress_port;
+    bit<32>   frame_length;
+    /* From the parser. IPv4 addresses have their IPv4-mapped form (RFC 4291 section 2.5.5.2). */
+    bit<128>  source;
+    bit<128>  destination;
+    bit<8>    traffic_class;
+    bit<8>    hop_limit;
+    bit<17>   length;        /* of layer 3 */
+    bit<16>   header_length; /* of the IP header */
+    reason_t  unusual;       /* why the packet is not a TCP segment as most are; NONE: it is one */
+    bit<8>    options_left;  /* bytes of TCP options that are not parsed yet */
+    bool      has_timestamps;
+    bit<32>   echo;
+    /* From the steps. */
+    bit<16>   vip;
+    service_t service;
+    bit<32>   hash;
+    bit<32>   bucket;
+    bit<4>    column;
+    servers_t servers;
+    bit<16>   function;      /* what each server is asked */
+    bit<16>   added;         /* bytes of the encapsulation */
+    bit<16>   mtu;           /* towards the first server */
+    reason_t  reason;
+    verdict_t verdict;
+    bit<9>    egress_port;
+    bit<9>    host_port;     /* of packets that pass */
+}
+
+/* No column: the packet has no cookie. */
+const bit<4> NO_COLUMN = 8;

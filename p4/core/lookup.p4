@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lookup and choose: the servers that a packet visits. Nothing is kept about flows. A SYN is offered
+ * to the candidates of its bucket's row. Any other packet names a column of the row by its cookie,
+ * and visits the servers that the column has or had (SHELL, sections II and III).
+ *
+ * Each service has two sets of these tables, so that all rows of a service change at once: the
+ * controller writes the entries of the other set, and then the service's entry.
+ */
+
+/* Reads the cookie: the column in the low bits of the timestamp that the client echoes. An echo
+ * counts only with the ACK flag (RFC 7323 section 3.2), and 0 is no echo, as Linux understands it.
+ * See cookie_of in bpf/balancer/persist/cookie.h. */
+control ReadCookie(inout packet_t p, in tcp_t tcp) {
+    apply {
+        bit<4> mask = ((bit<4>)1 << p.service.cookie_width) - 1;
+
+        p.column = NO_COLUMN;
+        if (p.service.candidates <= 1) {
+            p.column = 0;
+        } else if (p.has_timestamps && p.echo != 0 && tcp.flags & TCP_ACK != 0) {
+            p.column = p.echo[3:0] & mask;
+            if (p.column >= p.service.candidates) {
+                p.column = NO_COLUMN;
+            }
+        }
+    }
+}
+
+/* Finds the candidates of a new flow. A client without timestamps will send no cookie, so only the
+ * first candidate may take its flow. */
+control Choose(inout packet_t p) {
+    action offer(bit<4> count, bit<32> columns, bit<16> slot0, bit<16> slot1, bit<16> slot2,
+                 bit<16> slot3, bit<16> slot4, bit<16> slot5, bit<16> slot6, bit<16> slot7) {
+        p.servers.count = count;
+        p.servers.columns = columns;
+        p.servers.slot0 = slot0;
+        p.servers.slot1 = slot1;
+        p.servers.slot2 = slot2;
+        p.servers.slot3 = slot3;
+        p.servers.slot4 = slot4;
+        p.servers.slot5 = slot5;
+        p.servers.slot6 = slot6;
+        p.servers.slot7 = slot7;
+    }
+
+    table rows {
+        key = {
+            p.service.number: exact @name("service");
+            p.service.tables: exact @name("tables");
+            p.bucket: exact @name("bucket");
+        }
+        actions = { offer; @defaultonly NoAction; }
+        default_action = NoAction();
+        size = BUCKETS;
+    }
+
+    apply {
+        p.reason = reason_t.FORWARD_NEW;
+        p.function = SID_CONNECT_FORCE;
+        if (!rows.apply().hit) {
+            p.reason = reason_t.PUNT_NO_SERVER;
+            p.verdict = verdict_t.PUNT;
+        } else {
+            if (p.service.hunts == 1) {
+                p.reason = reason_t.FORWARD_HUNT;
+            }
+            if (p.service.hunts == 0 || !p.has_timestamps && p.service.candidates > 1) {
+                p.servers.count = 1;
+            }
+            if (p.servers.count > 1) {
+                p.function = SID_CONNECT_AVAIL;
+            }
+        }
+    }
+}
+
+/* Finds the servers that may have the flow of a packet. */
+control Lookup(inout packet_t p) {
+    action go_to(bit<16> slot) {
+        p.servers.count = 1;
+        p.servers.slot0 = slot;
+    }
+
+    action visit(bit<4> count, bit<16> slot0, bit<16> slot1, bit<16> slot2, bit<16> slot3,
+                 bit<16> slot4, bit<16> slot5, bit<16> slot6, bit<16> slot7, bit<16> slot8,
+                 bit<16> slot9) {
+        p.servers.count = count;
+        p.servers.slot0 = slot0;
+        p.servers.slot1 = slot1;
+        p.servers.slot2 = slot2;
+        p.servers.slot3 = slot3;
+        p.servers.slot4 = slot4;
+        p.servers.slot5 = slot5;
+        p.servers.slot6 = slot6;
+        p.servers.slot7 = slot7;
+        p.servers.slot8 = slot8;
+        p.servers.slot9 = slot9;
+    }
+
+    /* Columns that have had one server only. */
+    table columns {
+        key = {
+            p.service.number: exact @name("service");
+            p.service.tables: exact @name("tables");
+            p.bucket: exact @name("bucket");
+            p.column: exact @name("column");
+        }
+        actions = { go_to; @defaultonly NoAction; }
+        default_action = NoAction();
+        size = COLUMNS;
+    }
+
+    /* The servers of all other columns, the newest first, and of NO_COLUMN. */
+    table histories {
+        key = {
+            p.service.number: exact @name("service");
+            p.service.tables: exact @name("tables");
+            p.bucket: exact @name("bucket");
+            p.column: exact @name("column");
+        }
+        actions = { visit; @defaultonly NoAction; }
+        default_action = NoAction();
+        size = HISTORIES;
+    }
+
+    apply {
+        p.function = SID_STEER;
+        p.servers.columns = 0;
+        p.reason = reason_t.FORWARD_KNOWN;
+        if (!columns.apply().hit) {
+            if (!histories.apply().hit) {
+                p.reason = reason_t.PUNT_NO_SERVER;
+                p.verdict = verdict_t.PUNT;
+            } else if (p.servers.count > 1) {
+                p.reason = reason_t.FORWARD_RECOVER;
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The balancer of persistence stateless for v1model, the architecture of the software switch bmv2.
+ */
+#include <core.p4>
+#include <v1model.p4>
+#include "core/balance.p4"
+
+parser V1Parser(packet_in packet, out headers_t headers, inout packet_t p,
+                inout standard_metadata_t standard) {
+    Parse() parse;
+
+    state start {
+        p.ingress_port = standard.ingress_port;
+        p.frame_length = standard.packet_length;
+        p.has_timestamps = false;
+        parse.apply(packet, headers, p);
+        transition accept;
+    }
+}
+
+control V1Verify(inout headers_t headers, inout packet_t p) {
+    apply {}
+}
+
+control V1Ingress(inout headers_t headers, inout packet_t p, inout standard_metadata_t standard) {
+    Balance() balance;
+    counter(64, CounterType.packets_and_bytes) reasons;
+    counter(SERVERS, CounterType.packets_and_bytes) servers;
+
+    apply {
+        hash(p.hash, HashAlgorithm.crc32, 32w0, {
+            p.source, p.destination, headers.tcp.source_port, headers.tcp.destination_port
+        }, 64w0x1_0000_0000);
+        balance.apply(headers, p);
+        reasons.count((bit<32>)(bit<8>)p.reason);
+        if (p.verdict == verdict_t.DROP) {
+            mark_to_drop(standard);
+        } else {
+            standard.egress_spec = p.egress_port;
+        }
+        if (p.verdict == verdict_t.FORWARD) {
+            servers.count((bit<32>)p.servers.slot0);
+        }
+    }
+}
+
+control V1Egress(inout headers_t headers, inout packet_t p, inout standard_metadata_t standard) {
+    apply {}
+}
+
+control V1Compute(inout headers_t headers, inout packet_t p) {
+    apply {}
+}
+
+V1Switch(V1Parser(), V1Verify(), V1Ingress(), V1Egress(), V1Compute(), Deparse()) main;
