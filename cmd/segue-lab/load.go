@@ -271,11 +271,11 @@ func (f *loadFlags) parseArrivals() error {
 
 // parseCurve returns the curve of the rate that the flags --curve, --start and --day describe. It
 // returns nil if the rate is constant, because there is no --curve.
-func parseCurve(curve, startOfDay string, length time.Duration) (sim.Curve, error) {
+func parseCurve(curve, startTime string, length time.Duration) (sim.Curve, error) {
 	if curve == "" {
 		return nil, nil
 	}
-	start, err := httpload.ParseTimeOfDay(startOfDay)
+	start, err := httpload.ParseTimeOfDay(startTime)
 	if err != nil {
 		return nil, fmt.Errorf("--start: %w", err)
 	}

@@ -117,7 +117,7 @@ func (o *checkOptions) validate(files int) error {
 type checkRun struct {
 	cmd *cobra.Command
 	checkOptions
-	sides []*config.Side // what compare compares: one item for each valid file so far
+	sides []*config.Side // the input of compare: one item for each valid file so far
 }
 
 // check checks each file alone, and then whether the valid files fit together.
