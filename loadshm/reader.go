@@ -32,8 +32,8 @@ type Reader struct {
 // NewReader returns a reader of the file, which need not exist yet.
 func NewReader(path string) *Reader { return &Reader{path: path} }
 
-// Read returns the sum of the reports of all living processes. It notices at once what a process
-// reports and that another process has begun to report. It notices within CheckInterval that a
+// Read returns the sum of the reports of all living processes. It notices at once what processes
+// report, and that a further process has begun to report. It notices within CheckInterval that a
 // process has ended, that the file was replaced or removed, and that the file has appeared.
 //
 // Read does not trust the file: others may truncate it at any moment. A FIFO or a device under its
@@ -54,7 +54,7 @@ func (r *Reader) Read() (busy, capacity uint32, err error) {
 	return r.sum(&words)
 }
 
-// Close unmaps the file. A later Read maps it again.
+// Close unmaps the file. The next Read that checks the file maps it again (CheckInterval).
 func (r *Reader) Close() error {
 	page := r.page
 	if r.page = nil; page == nil {

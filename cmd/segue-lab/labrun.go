@@ -351,8 +351,8 @@ func printOrder(out io.Writer, r *testbed.Results) {
 	fmt.Fprintln(out)
 }
 
-// printChanges prints how many connections broke when servers were removed. It counts those whose
-// own server was removed in one column, and all others in another.
+// printChanges prints how many connections broke when servers were removed. One column counts those
+// whose own server was removed, and another one all other broken connections.
 func printChanges(w io.Writer, r *testbed.Results) {
 	fmt.Fprintf(w, "case\t%s\tconnections\tserver removed\tbroken besides\tshare\t\n", r.Axis.Key)
 	for _, name := range r.Cases {

@@ -235,7 +235,8 @@ func (f *loadFlags) checkNumbers() error {
 	if c.Duration == 0 && c.Requests == 0 && f.trace == "" {
 		c.Duration = defaultLoadDuration
 	}
-	if c.Warmup < 0 || c.Duration > 0 && c.Warmup >= c.Duration {
+	isAllWarmup := c.Duration > 0 && c.Warmup >= c.Duration
+	if c.Warmup < 0 || isAllWarmup {
 		return fmt.Errorf("--warmup %v: must be less than the duration of %v", c.Warmup, c.Duration)
 	}
 	return nil

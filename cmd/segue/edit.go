@@ -502,9 +502,11 @@ func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 		if inner.Kind() == reflect.Pointer {
 			inner = inner.Elem()
 		}
+		isInFiles := name != "" && name != "-"
+		isSection := inner.Kind() == reflect.Struct && inner.PkgPath() == of.PkgPath()
 		switch {
-		case name == "" || name == "-" || name == "name" || inner.Kind() == reflect.Slice:
-		case inner.Kind() == reflect.Struct && inner.PkgPath() == of.PkgPath():
+		case !isInFiles || name == "name" || inner.Kind() == reflect.Slice:
+		case isSection:
 			paths = append(paths, fieldPaths(inner, prefix+name+".")...)
 		default:
 			paths = append(paths, prefix+name)
