@@ -106,8 +106,8 @@ experiment, minutes, set, paper, content and needs.`,
 	return cmd
 }
 
-// experimentsOf returns the names of the experiments of a set that need no further input, such as
-// a trace. It prints which of them cannot run with the options, and why.
+// experimentsOf returns the names of the experiments of a set that need no further input, such as a
+// trace. It prints which experiments of the set it leaves out, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
 		return nil, fmt.Errorf("--set %s: must be papers, least, infer or hlb", set)

@@ -211,8 +211,9 @@ func (c *checkRun) file(path string) error {
 	return c.strictly(file, read, data)
 }
 
-// parse parses the content of a file for the role of --role, or otherwise for the role to which its
-// fields belong. In the latter case it also returns a hint for users who meant the other role.
+// parse parses the content of a file for the role that --role names. Without --role, it takes the
+// role to which the fields of the file belong. In this case it also returns a hint for users who
+// meant the other role.
 func (c *checkRun) parse(data []byte, file string) (read checkedFile, hint string, err error) {
 	role := c.role
 	if role == "" {

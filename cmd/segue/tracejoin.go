@@ -181,17 +181,19 @@ func (j *joinedTrace) setOffers() (back *askedAgent) {
 	return back
 }
 
-// handBack compares the loads that the earlier candidates have told with that of the last candidate,
-// a. If a hands the connection back, handBack corrects the answer of a, and returns the candidate
-// that gets the connection. Otherwise it returns nil.
-func (j *joinedTrace) handBack(a *askedAgent) *askedAgent {
+// handBack compares the load of the last candidate with those that earlier candidates have told. If
+// the last candidate hands the connection back, handBack corrects its answer, and returns the
+// candidate that gets the connection. Otherwise it returns nil.
+func (j *joinedTrace) handBack(last *askedAgent) *askedAgent {
 	earlier, loads := j.toldLoads()
-	decision, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
-	wouldAccept := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
+	decision, least := accept.Least(knownLoad(last.Trace), loads, accept.Last)
+	wouldAccept := last.Offer.Offer == "accepted_least" || last.Offer.Offer == "forced"
 	if !wouldAccept || decision != accept.Return {
 		return nil
 	}
-	a.Offer = &agent.Answer{Function: a.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned}
+	last.Offer = &agent.Answer{
+		Function: last.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned,
+	}
 	return earlier[least]
 }
 

@@ -94,8 +94,8 @@ func (u *usage) weigh(pkg string, now time.Time) {
 	u.changed[pkg] = now
 }
 
-// sample takes the CPU time that a package has used until now. It divides the time since the last
-// sample among the tests, by their weights.
+// sample takes the CPU time that a package has used until now. It divides the CPU time since the
+// last sample among the tests, by their weights.
 func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
