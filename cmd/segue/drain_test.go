@@ -15,9 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestDrainAwaitsOpeningConnections checks that the wait does not end before the handshakes of
-// connections that were accepted before the drain: the agent counts a connection only after its
-// handshake.
+// TestDrainAwaitsOpeningConnections checks that the wait lasts until connections that were accepted
+// before the drain have ended their handshakes, because the agent counts them only then.
 func TestDrainAwaitsOpeningConnections(t *testing.T) {
 	t.Parallel()
 	counts := []uint32{0, 0, 1}
@@ -161,8 +160,7 @@ func TestDrainSaysWhyItDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestDrainThatEnds checks that drain names no reason for a long wait if UDP flows move to another
-// server.
+// TestDrainThatEnds checks that drain warns of no endless wait if UDP flows move to other servers.
 func TestDrainThatEnds(t *testing.T) {
 	t.Parallel()
 	for _, takes := range []bool{true, false} {
