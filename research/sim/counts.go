@@ -8,8 +8,8 @@ package sim
 // server of the same count.
 type Counts struct {
 	count    []int32 // by server
-	place    []int32 // by server: its index in order; none if it is not in order
-	order    []int32 // servers
+	place    []int32 // by server: its index in order; none if it is not eligible
+	order    []int32 // the eligible servers, those with the smallest counts first
 	boundary []int32 // by count: the index in order of the first server with this count or more
 }
 

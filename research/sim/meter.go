@@ -203,7 +203,7 @@ func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 		e.servers[s].use.taken++
 	}
 	wrongful := uint64(0)
-	// Only the last server must take the flow.
+	// Refusals count as wrongful only if the last of several servers had to take the flow.
 	if offer.At > 0 && offer.At == offer.N-1 && e.wrongful(offer, s) {
 		wrongful = 1
 	}

@@ -22,7 +22,8 @@ import (
 )
 
 // feedback sets the weights of servers by their loads, at an interval: the centralised policy that
-// 6LB compares itself with (section VI-B7). It writes overrides, and reloads the balancers.
+// 6LB compares itself with (section VI-B7). It writes overrides, and reloads the balancers. A case
+// without feedback has a nil feedback.
 type feedback struct {
 	cancel   context.CancelFunc
 	done     chan error

@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
-// guard is a process that removes a lab when this process has ended, however it ended. It waits for
-// the end of a pipe, whose other end only this process holds.
+// guard is a process that removes a lab when the process that started the guard ends, for whatever
+// reason. The guard reads from a pipe until it is closed, and only that process can write to it.
 type guard struct {
 	cmd  *exec.Cmd
 	pipe io.Closer

@@ -94,7 +94,7 @@ func digestOf(path string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// replayed returns the settings with the requests of a trace. Each seed replays another part of the
+// replayed returns the settings with the requests of a trace. Each seed replays its own part of the
 // trace. If the experiment replays no trace, file must be empty, and the settings stay the same. It
 // is an error if the trace has too few requests, or if the requests of a seed cannot be scaled.
 func (s settings) replayed(file string) (settings, error) {

@@ -250,7 +250,7 @@ func (c Case) huntsByTable() bool {
 	return c.Placement == desired.PlacementHunt && c.Selection != desired.SelectRandom
 }
 
-// model returns the mean response time of the model with this load, or nil if the model does not
+// model returns the mean response time of the model at the run's load, or nil if the model does not
 // describe the run.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()

@@ -121,7 +121,7 @@ func (p *prequal) use(at int) int32 {
 func (p *prequal) choose(worst bool) int {
 	hot, chosen := p.hot(), 0
 	for i := 1; i < len(p.pool); i++ {
-		if better := p.pool[i].before(&p.pool[chosen], hot); better != worst {
+		if better := p.pool[i].before(&p.pool[chosen], hot); better != worst { // for worst: not better
 			chosen = i
 		}
 	}
@@ -175,9 +175,9 @@ func (p *prequal) Probed(server int32, load sim.Load) {
 	p.pool = append(p.pool, answer{server, p.reuse(), load.Open, load.Latency, p.b.Now()})
 }
 
-// reuse returns how often an answer may be used, b_reuse of the paper (section 4). With the mean
-// number of uses, the pool stays full. The result is the whole number above or below the mean, at
-// random.
+// reuse returns how often an answer may be used, b_reuse of the paper (section 4): the number of
+// uses with which the pool stays full. Between two whole numbers, reuse chooses one of them at
+// random, so that the mean is right.
 func (p *prequal) reuse() int32 {
 	m := p.m
 	uses := math.Inf(1)
