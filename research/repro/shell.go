@@ -25,7 +25,7 @@ const shellServers, shellCandidates = 500, 2
 // the history and the number of the reconfiguration. All connections began at the same time.
 type churn struct {
 	printed [][]float64 // with the history of algorithm 1 of the paper
-	kept    [][]float64 // with a history that keeps unchanged entries, as Segue's
+	kept    [][]float64 // with a history that keeps unchanged entries, as Segue's does
 }
 
 // reconfigure changes the table several times: it removes a random server or inserts a new one.

@@ -56,7 +56,7 @@ func (b *balancer) begin(m Method) error {
 // ignoresEnds tells whether the end of a flow changes nothing for the balancer.
 func (b *balancer) ignoresEnds() bool { return b.closer == nil && b.entries == nil }
 
-// bucket returns the place of the number of entries in use in a flow's bucket.
+// bucket returns a pointer to the number of entries in use in a flow's bucket.
 func (b *balancer) bucket(key uint64) *uint16 { return &b.entries[scale(key, len(b.entries))] }
 
 // claim takes an entry of the flow table. It returns false if the flow's bucket has none free.

@@ -214,7 +214,7 @@ func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 }
 
 // wrongful tells whether a server passed the flow on although it then had fewer open flows than
-// the server that must take it (6LB, section V-E). If the servers have different numbers of
+// server s, which must take the flow (6LB, section V-E). If the servers have different numbers of
 // processors, it compares flows per processor.
 func (e *engine) wrongful(offer *Offer, s int32) bool {
 	open, cpus := e.servers[s].open, e.stations[s].cpus

@@ -181,8 +181,8 @@ func (b *rig) restore(ctx context.Context) error {
 	return b.lab.SetNextHops(all...)
 }
 
-// reconfigure applies the function change to the configuration of each balancer with which the lab
-// was built, and gives the balancer the result.
+// reconfigure applies the function change to each balancer's configuration from the start of the
+// lab, and gives the balancer the result.
 func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) error {
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer {

@@ -14,7 +14,8 @@ import (
 )
 
 // guard is a process that removes a lab when the process that started the guard ends, for whatever
-// reason. The guard reads from a pipe until it is closed, and only that process can write to it.
+// reason. The guard reads from a pipe until the pipe is closed. Only that process holds the other
+// end.
 type guard struct {
 	cmd  *exec.Cmd
 	pipe io.Closer

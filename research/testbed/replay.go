@@ -26,7 +26,7 @@ type Replay struct {
 	Match string `yaml:"match"`
 }
 
-// TraceFormat is the format of a trace, by the names of segue-lab load and of scenarios.
+// TraceFormat is the format of a trace, by its name in segue-lab load and in scenarios.
 type TraceFormat string
 
 var traceFormats = map[TraceFormat]sim.TraceFormat{

@@ -85,7 +85,7 @@ type SRDyn struct {
 	// Limit is the paper's n, the maximum threshold. 0 stands for the number of flows that the
 	// server serves at once: its processors with FIFO, and otherwise its workers. If the workers
 	// have no limit, the threshold has none. The policy compares the threshold with all open flows
-	// of a server, also those that wait. So only with a larger n, flows can wait on a server.
+	// of a server, also those that wait. So flows can wait on a server only with a larger n.
 	Limit int `yaml:"limit"`
 }
 
@@ -163,8 +163,8 @@ type Least struct {
 	ReportOthers ReportOthers `yaml:"report-others"`
 	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
 	Coded bool `yaml:"coded"`
-	// IgnoreIdle makes servers ignore connections that are answered and kept open, as with the
-	// load source apache-scoreboard. Otherwise they count, as with the load source connections.
+	// IgnoreIdle makes servers ignore connections that are answered and kept open, as with the load
+	// source apache-scoreboard. Otherwise such connections count, as with the load source connections.
 	IgnoreIdle bool `yaml:"ignore-idle"`
 	// Spare is the number of servers that a balancer remembers because they last reported a free
 	// processor. They need not be in the flow's bucket (accept.Spare). The most recent one gets

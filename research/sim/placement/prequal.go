@@ -14,7 +14,8 @@ import (
 // Prequal is the rule of "Load is not what you should balance: Introducing Prequal" (Wydrowski,
 // Kleinberg, Rumble and Archer, NSDI 2024). With each flow a balancer sends probes. It keeps the
 // answers in a pool, uses each several times, and chooses among them by the hot-cold lexicographic
-// rule. The paper's rules for changes of the servers are left out, because it does not state them.
+// rule. The paper's rules for changes of the servers are left out, because the paper does not
+// state them.
 type Prequal struct {
 	// Probes is the number of random servers that are probed with each flow, the paper's r_probe.
 	// It must be above 0, and may be less than 1.
@@ -200,7 +201,7 @@ func (p *prequal) MembershipChanged() {
 	})
 }
 
-// latencyPolicy lets servers take all flows, and estimate their latency for probes.
+// latencyPolicy lets servers take all flows, and estimate latencies for probes.
 type latencyPolicy struct{}
 
 // New implements sim.Policy.
