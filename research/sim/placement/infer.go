@@ -166,7 +166,7 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 		c.New--
 		return
 	}
-	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the number of the server's flows, with this one
+	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the server's number of flows, this included
 	c.Established--
 	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
 }
