@@ -169,7 +169,10 @@ func (d *demo) runService(ctx context.Context, checks []check) {
 			for c := range todo {
 				if failures.Load() >= giveUpAfter {
 					c.err = errNotTried
-				} else if d.do(ctx, c); c.err != nil {
+					continue
+				}
+				d.do(ctx, c)
+				if c.err != nil {
 					failures.Add(1)
 				}
 			}

@@ -145,7 +145,8 @@ func ParseTopology(text []byte) (Topology, error) { return ParseTopologyIn(text,
 // unless dir is empty.
 func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	t := DefaultTopology()
-	return t, t.parse(text, dir)
+	err := t.parse(text, dir)
+	return t, err
 }
 
 // parse sets the fields that a text in YAML has, and checks the whole topology. Fields that the

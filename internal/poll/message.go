@@ -63,7 +63,7 @@ const (
 // magic begins all messages.
 var magic = [4]byte{'S', 'L', 'o', 'd'}
 
-// errTag tells that a message is not of a node with the key.
+// errTag tells that a message has no tag that one of the keys made.
 var errTag = errors.New("the tag is wrong")
 
 // encode returns the message with a tag made by the key.

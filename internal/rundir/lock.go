@@ -71,7 +71,7 @@ func running(instance string) error {
 	if err != nil {
 		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
-	if process == nil { // or the process has just ended, which is unlikely
+	if process == nil { // FindProcess does not see it, or it has just ended, which is unlikely
 		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
 	}
 	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
@@ -113,7 +113,7 @@ func stamp(file *os.File) error {
 }
 
 // Unlock removes the lock file of an instance that is removed from the host, and closes the lock.
-// It also removes the record and the socket, which a killed process has left.
+// It also removes the record and the socket, if a killed process has left them.
 func Unlock(lock *os.File) error {
 	var err error
 	for _, file := range []string{recordFile(lock.Name()), socketFile(lock.Name())} {

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// causes is a logger for etcd's client that keeps only the last error. The client repeats a request
-// that fails until the time of the request is over. Then it returns only that the time is over. The
-// cause is in its log.
+// causes is a logger for etcd's client that keeps only the last error. The client repeats a failing
+// request until the time of the request is over. Then its error says only that the time is over.
+// The cause is in its log.
 type causes struct {
 	zapcore.LevelEnabler
 

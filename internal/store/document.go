@@ -331,9 +331,9 @@ func without(fields map[string]any, names ...string) map[string]any {
 // drainedField is the field of a server that tells whether the server is drained.
 const drainedField = "drained"
 
-// withDrainsOf returns the tree with one difference: a server that a later tree has, too, is
-// drained or not as it is in the later tree. Balancers follow drains of a change before the change
-// is released, because a drain does not change a set of servers.
+// withDrainsOf returns the tree with the drains of a later tree: a server that both trees have is
+// drained if the later tree drains it, and otherwise not. Balancers follow drains of a change before
+// the change is released, because a drain does not change a set of servers.
 func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 	result := maps.Clone(t)
 	for _, c := range t.changesTo(later) {

@@ -40,12 +40,14 @@ func namesOf(tree, key string) (service, server string, err error) {
 	if err == nil && isServer {
 		server, err = url.PathUnescape(escapedServer)
 	}
+	mustBeServer := tree == serversKey
+	mayBeServer := mustBeServer || tree == overridesKey // an override may be of either
 	switch {
 	case err != nil:
 		return "", "", fmt.Errorf("key %s: %w", key, err)
 	case service == "" || isServer && server == "":
 		return "", "", fmt.Errorf("key %s: has an empty name", key)
-	case tree != overridesKey && isServer != (tree == serversKey): // an override may be of either
+	case mustBeServer && !isServer, isServer && !mayBeServer:
 		return "", "", fmt.Errorf("key %s: names a server where a service belongs, or the reverse", key)
 	}
 	return service, server, nil

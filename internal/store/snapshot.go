@@ -147,9 +147,9 @@ func (n *Snapshot) check(considers func(key string) bool) error {
 	return nil
 }
 
-// unreadableRemovals returns the removals of unreadable keys by a change to the content after. A
-// key of a service, server or override is unreadable if its value is not valid. Tree leaves out
-// such keys, so changesTo does not find their removal.
+// unreadableRemovals returns the unreadable keys that the content after lacks, as removals. A key of
+// a service, server or override is unreadable if its value is not valid. Tree leaves out such keys,
+// so changesTo does not find their removal.
 func (n *Snapshot) unreadableRemovals(after Tree) (all []changed) {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {
@@ -257,7 +257,8 @@ func (n *Snapshot) services(change uint64) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for key, it := range n.items {
 			tree := treeOf(key)
-			if tree != servicesKey && tree != overridesKey || it.at(change) == nil {
+			mayAddService := tree == servicesKey || tree == overridesKey
+			if !mayAddService || it.at(change) == nil {
 				continue
 			}
 			service, server, err := namesOf(tree, key)

@@ -236,8 +236,8 @@ func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clie
 			all.add(clientv3.OpDelete(w.key(c.key)), 0)
 			continue
 		case isUnreadable:
-			// The present value cannot be read. So readers of earlier changes get the new one, too:
-			// as of change 0, which is before all others.
+			// The present value cannot be read. So readers of earlier changes get the new value, too:
+			// it is also the value as of change 0, which is before all others.
 			it = item{{Value: c.value}}
 		}
 		next := it.with(version{number, c.value}, readers...)

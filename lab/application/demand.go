@@ -91,8 +91,8 @@ func parseWork(text string) (float64, error) {
 	return work.Seconds(), nil
 }
 
-// Table has the work of queries. It stores a hash of each query instead of the query, so it needs
-// only 16 bytes for each: each server of a lab has a copy of the table.
+// Table has the work of queries. Each server of a lab has a copy of the table. So the table stores
+// a hash of each query instead of the query, and needs only 16 bytes for each.
 type Table struct {
 	seed    maphash.Seed
 	queries []hashedQuery // in ascending order of hashes

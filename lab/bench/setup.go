@@ -302,8 +302,8 @@ func serviceConfig(s service) desired.Service {
 	}
 	addServers(&c, 1, s.serverCount())
 	if s.placement.Polls() {
-		// The lighter servers take a third of the flows that are proposed to them, so a third of all
-		// proposals fail.
+		// Half of the servers are lighter, and take a third of the flows that are proposed to them.
+		// So a third of all proposals fail.
 		const light, heavy = 1, 3
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(light))

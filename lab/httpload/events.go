@@ -181,7 +181,7 @@ func (g *generator) answered(c *connection, reusable bool) {
 // happens to the connection:
 //   - If the server has closed it, it is released.
 //   - If it is not reusable, it waits for the server to close it.
-//   - If requests wait, it takes the first of them, or is released if that has another target.
+//   - If requests wait, it takes the first one, or is released if that one has another target.
 //   - Otherwise it rests.
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()

@@ -23,7 +23,7 @@ const (
 	linger = time.Second
 	// longestPause is the longest time until the generator notices that its context has ended.
 	longestPause = 50 * time.Millisecond
-	// mostDue is how many requests that are due the generator sends at most, before it handles
+	// mostDue is the largest number of due requests that the generator sends before it handles
 	// events of connections again.
 	mostDue = 64
 	// mostOpening is how many idle connections are opened at the same time. It is less than the

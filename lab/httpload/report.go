@@ -224,15 +224,22 @@ func (r *results) addHealth(report *Report) {
 		warn("the generator was the bottleneck: it used %.0f%% of a core, and has only one thread",
 			100*thread)
 	}
-	if late := report.Lateness; late != nil && late.P99 > mostLateness.Seconds() &&
-		(report.Latency == nil || late.P99 > mostLatenessShare*report.Latency.P99) {
+	if wasLate(report.Lateness, report.Latency) {
 		warn("the generator was late: 1%% of the requests were sent more than %.1f ms after "+
-			"they were due, which is part of their latency", 1e3*late.P99)
+			"they were due, which is part of their latency", 1e3*report.Lateness.P99)
 	}
 	if n := r.outcomes[Local]; n > 0 {
 		warn("the generator was the bottleneck: this host could not make %s: %v",
 			wording.Count(int(n), "connection"), r.errors[Local])
 	}
+}
+
+// wasLate tells whether the report must warn that the generator was late (mostLateness).
+func wasLate(lateness, latency *Times) bool {
+	if lateness == nil || lateness.P99 <= mostLateness.Seconds() {
+		return false
+	}
+	return latency == nil || lateness.P99 > mostLatenessShare*latency.P99
 }
 
 // serverReports returns the results of each server, in the order of their names.
