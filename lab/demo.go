@@ -381,7 +381,7 @@ type DemoService struct {
 	Requests      int                   `json:"requests"`
 	Failed        int                   `json:"failed"`
 	Bytes         int                   `json:"bytes"`
-	Servers       []string              `json:"servers"` // the names of those that have answered
+	Servers       []string              `json:"servers"` // the names of servers that have answered
 }
 
 // DemoServer counts the requests that a server has answered. A request over TCP is a connection.

@@ -49,8 +49,8 @@ type message struct {
 }
 
 const (
-	// size is the number of bytes of each message. An answer is as long as a request, so the
-	// endpoint is of no use for amplification.
+	// size is the number of bytes of each message. An answer is as long as a request, so polls are
+	// of no use for amplification.
 	size = 72
 	// tagAt is the offset of the tag. The tag is a hash of the 64 bytes before it. Tags of signals
 	// are hashes of 48 or 56 bytes. SipHash also hashes the length, so the tag of a signal is of no

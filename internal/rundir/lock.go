@@ -47,7 +47,7 @@ func Lock(instance string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return nil, refused(instance, err)
 	}
-	file, err := lockFile(LockFile(instance))
+	file, err := openLocked(LockFile(instance))
 	if err != nil {
 		return nil, refused(instance, err)
 	}
@@ -78,10 +78,10 @@ func running(instance string) error {
 		process.Since.Format(time.RFC3339))
 }
 
-// lockFile opens and locks a file. Between these two steps, another process may remove the file by
-// Unlock. Then the lock excludes no process, because the next one makes a new file. So lockFile
+// openLocked opens and locks a file. Between the two steps, another process may remove the file by
+// Unlock. Then the lock excludes no process, because the next one makes a new file. So openLocked
 // starts again.
-func lockFile(path string) (*os.File, error) {
+func openLocked(path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {

@@ -66,13 +66,13 @@ var errFull = errors.New("the store is full (etcdctl alarm list)")
 var errNoAnswer = errors.New("no answer in time")
 
 // describe returns a short error that says why a request has failed. If the request has timed out,
-// this is the last error in the client's log. began is when the request began: an earlier error in
-// the log belongs to another request.
+// the reason is the last error in the client's log. began is when the request began: an earlier
+// error in the log belongs to another request.
 func (c *causes) describe(err error, began time.Time) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("%w: %w", errFull, err)
-	case errors.Is(err, rpctypes.ErrNoLeader): // for untilLeader
+	case errors.Is(err, rpctypes.ErrNoLeader): // unchanged, so that untilLeader recognises it
 		return err
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {

@@ -141,7 +141,7 @@ func (f *Follower) Newest() *Snapshot {
 	return f.newest
 }
 
-// update changes the status, and wakes those who wait for a change.
+// update changes the status, and wakes the goroutines that wait for a change.
 func (f *Follower) update(change func(*Status)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -289,8 +289,8 @@ type confirmation struct {
 
 // outcome returns the answer to a confirmation, after consider has returned err. The answer is nil
 // if the balancer follows the confirmed version. It wraps ErrVersion if the store has released
-// another version, which the balancer either follows or cannot follow without a confirmation of its
-// own. Otherwise it is err.
+// another version, and the balancer follows that version or needs a confirmation of it. Otherwise
+// it is err.
 func (f *Follower) outcome(confirmed Version, err error) error {
 	s := f.Status()
 	switch {

@@ -129,7 +129,8 @@ func readTable(text io.Reader) (*Table, error) {
 	for scanner.Scan() {
 		number++
 		query, work, ok := strings.Cut(scanner.Text(), "\t")
-		if number == 1 && ok && !strings.ContainsAny(work, "0123456789") {
+		isHeader := number == 1 && ok && !strings.ContainsAny(work, "0123456789")
+		if isHeader {
 			continue
 		}
 		if !ok || !strings.HasPrefix(query, "/") {

@@ -101,7 +101,7 @@ const (
 
 // setup describes programs and their tables, in the state in which a case begins. Cases with equal
 // setups share the programs and tables. Entries of a flow table do not depend on encapsulation and
-// protocol. So such cases can share a table: the balancer's service changes from case to case.
+// protocol. So cases that differ in these share a table, and serve changes the balancer's service.
 type setup struct {
 	kind          setupKind
 	capacity      uint32 // of the flow table, in flows; the table may be larger

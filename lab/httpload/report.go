@@ -113,8 +113,7 @@ type Idle struct {
 
 const (
 	// The report warns that the generator was late if the 99th percentile of the lateness exceeds
-	// mostLateness, and also exceeds a share of the 99th percentile of the latency:
-	// mostLatenessShare.
+	// mostLateness, and is more than mostLatenessShare of the 99th percentile of the latency.
 	mostLateness      = time.Millisecond
 	mostLatenessShare = 0.1
 	// mostCPU is the share of a core's time from which on the report warns that the generator was
