@@ -218,8 +218,8 @@ func (t Tree) putOverrides(overrides []desired.Override) error {
 }
 
 // splitServersOff splits each override that adds a service with its servers: every server gets an
-// override of its own. The effect stays the same. One key with all servers could be larger than the
-// store accepts, and a drain of one server would have to wait for other changes of the service.
+// override of its own. The effect stays the same. One key with all servers could be too large for
+// the store, and a drain of one server would have to wait for other changes of the service.
 //
 // An override that adds a service which the tree has already is without effect. Its servers are not
 // split off, because overrides of their own would add them to the tree's service.
@@ -252,7 +252,7 @@ func (t Tree) splitServersOff(overrides []desired.Override) (all []desired.Overr
 		case isAdded: // the server has one override already, so it must also have what o sets
 			all[i].Set = o.Set
 		case len(t.addedServers(o)) > 0: // the service stays in its override, but not its servers
-			o.Add = without(o.Add, "servers")
+			o.Add = maps.Clone(o.Add)
 			o.Add["servers"] = []any{}
 			all = append(all, o)
 		default:

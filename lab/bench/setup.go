@@ -573,17 +573,7 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	case s.persistence.Method().NeedsHints:
 		return r.fillHints(ctx, h, s)
 	}
-	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
-	t.order = inTurn
-	packets := uint32(1) // per flow
-	switch {
-	case s.kind == setupAgent: // an offer that the server must accept enters a flow
-		syn := trafficTo(s.family, vips[s.family], desired.TCP, packet.SYN)
-		t = wrapped(passed(syn), s.encapsulation, srv6.ConnectForce)
-		t.order = inTurn
-	case s.content == knownFlows:
-		t.order, packets = inPairs, 2
-	}
+	t := s.entering()
 	for r.next < uint64(s.capacity) {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -593,12 +583,27 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 		if err := h.prepare(r.program, &t); err != nil {
 			return err
 		}
-		if _, err := r.run(h, uint32(flows)*packets); err != nil {
+		if _, err := r.run(h, uint32(flows*t.order.packetsPerFlow())); err != nil {
 			return fmt.Errorf("fill the flow table: %w", err)
 		}
 		r.next += flows
 	}
 	return nil
+}
+
+// entering returns the packets that enter flows into the setup's flow table.
+func (s *setup) entering() traffic {
+	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
+	t.order = inTurn
+	switch {
+	case s.kind == setupAgent: // offers that the server must accept
+		syn := trafficTo(s.family, vips[s.family], desired.TCP, packet.SYN)
+		t = wrapped(passed(syn), s.encapsulation, srv6.ConnectForce)
+		t.order = inTurn
+	case s.content == knownFlows: // the second packet confirms the flow
+		t.order = inPairs
+	}
+	return t
 }
 
 // fillHints enters flows into the hint table. For each flow, all servers signal that they have

@@ -178,14 +178,14 @@ func (r *results) report(g *generator) *Report {
 		}
 	}
 	report.Unfinished = report.Requests - report.Succeeded - report.Failed
-	report.Seconds = max(r.measured(g).Seconds(), 0)
+	report.Seconds = max(r.measuredTime(g).Seconds(), 0)
 	if report.Seconds > 0 {
 		report.Rate = float64(report.Requests) / report.Seconds
 	}
 	for number := range r.intervals.open {
 		r.intervals.summarise(number)
 	}
-	report.Intervals = r.intervals.between(g.Warmup, g.Warmup+r.measured(g))
+	report.Intervals = r.intervals.between(g.Warmup, g.Warmup+r.measuredTime(g))
 	if g.started {
 		r.addHealth(report)
 	}
@@ -196,9 +196,9 @@ func (r *results) report(g *generator) *Report {
 	return report
 }
 
-// measured returns the length of the time after the warm-up in which requests were due. It is
+// measuredTime returns the length of the time after the warm-up in which requests were due. It is
 // negative if the run ended during the warm-up.
-func (r *results) measured(g *generator) time.Duration {
+func (r *results) measuredTime(g *generator) time.Duration {
 	switch {
 	case !g.started:
 		return 0
