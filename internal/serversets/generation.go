@@ -149,7 +149,7 @@ func (s Set) Table() (*tables.Table, error) {
 
 // CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
 // the same bucket in the tables of both, so they must have the same number of rows. Under
-// round-robin, flows have no bucket of their own: any row of a former set is as good as another.
+// round-robin, flows have no bucket of their own: any row of a former set is as good as any other.
 func (s Set) CanHold(former Set) bool {
 	if former.Placement.Method().TakesTurns() {
 		return true
