@@ -54,8 +54,13 @@ func (r *Reader) Read() (busy, capacity uint32, err error) {
 	return r.sum(&words)
 }
 
-// Close unmaps the file. The next Read that checks the file maps it again (CheckInterval).
+// Close unmaps the file. The next Read maps it again.
 func (r *Reader) Close() error {
+	r.checked = time.Time{}
+	return r.unmap()
+}
+
+func (r *Reader) unmap() error {
 	page := r.page
 	if r.page = nil; page == nil {
 		return nil
@@ -72,7 +77,7 @@ func Read(path string) (busy, capacity uint32, err error) {
 
 // check maps the file that the path names now, and finds the slots of ended processes.
 func (r *Reader) check() error {
-	if err := r.Close(); err != nil {
+	if err := r.unmap(); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(r.path, os.O_RDONLY|unix.O_NONBLOCK, 0)
