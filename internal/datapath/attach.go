@@ -31,7 +31,7 @@ type Place struct {
 
 // Attach runs programs at their places, in this order. Each replaces the program of an earlier
 // process in one step. Programs of the earlier process at other places work until the takeover
-// ends. Attach tells how it attached each program to XDP.
+// ends. Attach returns how it attached each XDP program.
 func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err error) {
 	if err := l.claim(t, places); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (l *Loader) settle(places []Place) error {
 		used[place.Hook] = true
 		ifindexes = append(ifindexes, place.Ifindex)
 	}
-	var errs []error // a link that cannot be detached keeps no other attached
+	var errs []error // after an error, settle goes on with the other programs
 	for _, hook := range l.Hooks {
 		if used[hook] {
 			continue
@@ -231,8 +231,8 @@ func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error
 	return nil
 }
 
-// Update gives a link a new program, in one step. The takeover closes the link. The directory is
-// that of the instance.
+// Update gives a link a new program, in one step. The takeover closes the link. dir is the
+// directory of the instance's pins.
 func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 	t.held = append(t.held, l)
 	if err := t.keep(prog, dir); err != nil {
@@ -299,8 +299,8 @@ func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	return nil
 }
 
-// PinLink pins a new link of a program, and closes it when the takeover ends. Undo detaches it. A
-// link that is pinned there already works until the takeover ends.
+// PinLink pins a new link of a program, and closes it when the takeover ends. Undo detaches it. If
+// an earlier link is pinned at pin, the earlier link works until the takeover ends.
 func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
 	t.held = append(t.held, l)
 	t.OnUndo(l.Detach)

@@ -59,8 +59,8 @@ func (c Changes) WithKeys(changed bool) Changes {
 	return append(c, Change{"keys_changed", Names{SignalKeyField}})
 }
 
-// WithPasswords adds a change of the passwords of BGP peers, if there are any. Such a change resets
-// the sessions of the peers.
+// WithPasswords adds a change of the passwords of BGP peers, unless the list is empty. The change
+// resets the sessions of these peers.
 func (c Changes) WithPasswords(peers []string) Changes {
 	if len(peers) == 0 {
 		return c

@@ -12,8 +12,8 @@ import (
 )
 
 // Serving tells which servers take new flows, by the names of services and servers. A server takes
-// new flows unless it is drained or has the weight 0. For an agent, it tells which services of the
-// host accept connections: they take the place of servers, and the name of the service is empty.
+// new flows unless it is drained or has the weight 0. For an agent, the only outer key is "". The
+// inner keys are the services of the host, and the values tell which ones accept connections.
 type Serving map[string]map[string]bool
 
 // Serving tells for each server of each service whether it takes new flows.

@@ -200,7 +200,7 @@ func (r *rules) checkQUICIDs(path string, s *Service) {
 	}
 }
 
-// formerIDs begins the check of the server IDs of the former form: nil if there is none.
+// formerIDs begins the check of the server IDs of the former form. form is nil if there is none.
 func formerIDs(form *QUIC) quicIDs {
 	return quicIDs{form, "former-quic", "former-quic", map[string]string{}}
 }

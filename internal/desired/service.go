@@ -147,8 +147,8 @@ type Service struct {
 	// is 1 to 64, by default 32.
 	Generations int `yaml:"generations"`
 	// History is how many different servers each place of a row remembers, 1 to 4, the present one
-	// included. Default 3, and at most Generations. It is for persistence stateless and hint: under
-	// table, a place remembers the servers of all generations.
+	// included. Default 3, and at most Generations. It is for persistence stateless and hint. Under
+	// persistence table, a place remembers the servers of all generations.
 	History int `yaml:"history,omitempty"`
 	// QUIC is the form of the connection IDs. It is for persistence quic only.
 	QUIC *QUIC `yaml:"quic,omitempty"`

@@ -79,9 +79,9 @@ func plain(err error) error {
 	return err
 }
 
-// Answers opens a connection on the path of clients' packets, whose packets have this mark. It
-// returns nil if the server answers: the connection opens, or the server refuses it. The error
-// wraps ErrUntried if this host cannot connect. The deadline is that of the context.
+// Answers opens a connection on the path of clients' packets. The packets of the connection have
+// the mark. Answers returns nil if the server answers: the connection opens, or the server refuses
+// it. The error wraps ErrUntried if this host cannot connect. The deadline is that of the context.
 func Answers(ctx context.Context, path Path, address netip.AddrPort, socket Socket, mark uint32) error {
 	dialer := &net.Dialer{
 		KeepAlive: -1, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(socket.Source, 0)),

@@ -58,8 +58,8 @@ var (
 
 // HostPath makes the host send the packets of health checks out of the interface towards the
 // servers. At its egress, the data path encapsulates them (bpf/balancer/signal/check.h). A rule
-// makes the kernel use another routing table for packets with the mark, of sockets that are bound
-// to the interface. The routes of this table lead to a gateway that does not exist, but has a
+// makes the kernel use another routing table for packets that have the mark and come from sockets
+// bound to the interface. The routes of this table lead to a gateway that does not exist, but has a
 // permanent neighbour entry. So checks work without a route to the VIP, without a neighbour that
 // answers, and even if the host itself has the VIP.
 //

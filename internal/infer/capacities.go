@@ -68,8 +68,8 @@ const (
 	// fewest is how many flows must have ended on servers with n > 1 flows before the mean time of
 	// a service is estimated from these flows.
 	fewest = 10
-	// patience is a number of flows without a wait that Wait assumes in addition to the observed
-	// flows. So a server of which little is known seems to have no wait.
+	// patience is how many flows Wait adds to the observed ones, as if they had not waited. So a
+	// server of which little is known seems to have no wait.
 	patience = 2
 )
 
@@ -171,13 +171,15 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 	above := r.above()
 	below, logsBelow, n := 0.0, 0.0, 1
 	for i, c := range possible {
-		// With n flows, min(n, c) processors are in use.
-		for ; n <= int(c); n++ {
+		// With n flows, min(n, c) processors are in use. served is the time of all of them, and
+		// busy the sum of the logarithms of their numbers at the ends of flows.
+		most := int(c)
+		for ; n <= most; n++ {
 			below += r.having[n].seconds * float64(n)
 			logsBelow += r.having[n].ends * logs[n]
 		}
-		served := below + above[n-1].seconds*c // here n-1 is c
-		busy := logsBelow + above[n-1].ends*logs[n-1]
+		served := below + above[most].seconds*c
+		busy := logsBelow + above[most].ends*logs[most]
 		p[i] = math.Log(common[i]+1) + busy - (alike+r.ends)*math.Log(alike*service+served)
 		highest = max(highest, p[i])
 	}

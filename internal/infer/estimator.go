@@ -113,7 +113,7 @@ type server struct {
 	last     Counters
 	counted  bool    // last contains the counters of a sample
 	age      float64 // time since the slow start began, in seconds
-	since    events
+	since    events  // of this window
 	answers  answers
 	// endings is the belief that the clients of the server end their flows. If a server resets
 	// connections or falls silent, its clients send nothing more, and its flows count no more after
@@ -293,8 +293,8 @@ func (e *Estimator) settle(balancers []string, here int) {
 
 // Sample takes the counters of a server. It should be called at times that do not depend on the
 // flows, so that the numbers of flows that it sees are representative. The last argument is the
-// time since the last sample of this server, in seconds. The first sample is only the start of
-// the differences of the counters.
+// time since the last sample of this server, in seconds. Sample uses the differences between two
+// samples, so the first one has no effect of its own.
 func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	s := &e.servers[server]
 	last := s.last

@@ -81,8 +81,8 @@ func highest(server string, balancers []string, fit func(int) bool) int {
 }
 
 // Order returns all servers in the order in which a balancer prefers them if they are otherwise
-// equal. Its home servers come first, then the servers of the next balancer by name, and so on
-// around. So no two balancers turn to the same servers first when they have no room at home. The
+// equal. Its home servers come first, then the servers of the next balancer by name, and so on in a
+// circle. So no two balancers turn to the same servers first when they have no room at home. The
 // home servers of another balancer are in reverse order: first those that their own balancer fills
 // last.
 func Order(servers []WeightedServer, balancers []string, homes []int32, self int) []int32 {

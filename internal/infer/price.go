@@ -39,8 +39,9 @@ const (
 	mostDelay = 1<<35 - 1
 )
 
-// NewPrice rounds down: a server with as many flows as it can serve at once must not seem to have
-// a little more. Numbers that are too large or too small are replaced by the next possible ones.
+// NewPrice returns a price. It rounds numbers down: a server with as many flows as it can serve at
+// once must not seem to have a little more. If a number is too large or too small, NewPrice takes
+// the nearest possible one.
 func NewPrice(unit, extra float64, position int, away bool) Price {
 	return Price{
 		Unit: max(1, fixed(unit)), Extra: fixed(extra),
@@ -98,7 +99,7 @@ func numerator(servers []WeightedServer) float64 {
 			return least // too many different weights
 		}
 	}
-	// The largest multiple for which no unit is more than 1.
+	// PriceOne times the result is the largest multiple of multiple with which no unit is above 1.
 	return multiple * math.Floor(PriceOne*least/multiple) / PriceOne
 }
 

@@ -32,8 +32,8 @@ const (
 	mostTold = 100
 	// mostCompared is the largest number of events of a server that count in a window. If there are
 	// more, good and bad ones are reduced in proportion. Otherwise servers that get many flows and
-	// serve none would make this seem normal, and a server that gets most of a flood would seem
-	// ill.
+	// serve none would make bad events seem normal, and a server that gets most of a flood would
+	// seem ill.
 	mostCompared = 8
 	// doubt is the expected share of good events below which a server is suspect.
 	doubt = 0.8
@@ -133,7 +133,7 @@ type conduct struct {
 	recent outcome // of the last windows; older ones count less
 }
 
-// comparedFor is the time in seconds after which an event is compared e times less.
+// comparedFor is the time in seconds after which an event counts e times less in comparisons.
 const comparedFor = 2
 
 // judge updates one belief about each server after a window of the given time in seconds. The
@@ -160,8 +160,8 @@ func judge(servers []server, beliefAbout func(*server) *conduct, seconds float64
 // arguments are the events of the other servers in the window that ends, and recently. A flood can
 // begin at any moment, and on any server. So the share in this window is an upper bound, and
 // without events in it there is nothing to compare with. In a flood few events are good, and
-// servers get SYNs at different moments. So the share is squared: then bad events tell next to
-// nothing.
+// servers get SYNs at different moments. So the share is squared: the square of a small share is
+// next to 0, and bad events then tell next to nothing.
 func leastGood(now, recent outcome) float64 {
 	p := min(recent.lower(), now.share())
 	return p * p
@@ -221,9 +221,9 @@ func (e *Estimator) suspect(seconds float64) {
 // treat does what follows from the belief about a server. A server that is watched gets the given
 // number of trials for this window: new flows that show its condition. It can save up at most the
 // number most. A home server without flows gets trials too if capacities are learned. All other
-// servers have none. When a server is no longer suspect, it begins a slow start. If its flows fall
-// silent, treat forgets its capacity: it was learned from such flows before the server was known to
-// be ill.
+// servers have none. When a server is no longer suspect, it begins a slow start. If the flows of a
+// server fall silent, treat forgets the learned capacity: such flows had a part in it before the
+// server was known to be ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect
@@ -238,7 +238,7 @@ func (e *Estimator) treat(server int, trials, most float64) {
 	if s.endings.factor() > 1 && e.capacities != nil {
 		e.capacities.Forget(int32(server))
 	}
-	// Only the new flows of this window may still be answered in time.
+	// New flows of earlier windows do not count: only those of this window may be answered in time.
 	s.stale = uint32(max(0, float64(count(s.last.New))-s.answers.open))
 	switch {
 	case s.isWatched(): // the flows of this window have used trials

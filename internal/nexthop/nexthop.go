@@ -256,8 +256,8 @@ func (r *Resolver) resolve() (Update, error) {
 }
 
 // lookup looks up every target in the routing tables. If routes change while the kernel lists them,
-// any route may be missing from the list (observed for IPv6 on Linux 6.18). So if a target's prefix
-// is shorter than at the last lookup, lookup asks the kernel about this target.
+// any route may be missing from the list (observed for IPv6 on Linux 6.18). So if the prefix of a
+// target's route is shorter than at the last lookup, lookup asks the kernel about this target.
 func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]result {
 	all := make(map[netip.Addr]result, len(r.targets))
 	for _, target := range r.targets {

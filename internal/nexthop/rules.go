@@ -96,7 +96,7 @@ func parseRule(message []byte) rule {
 			r.applies = false
 		}
 	}
-	r.applies = r.applies && mark&mask == 0
+	r.applies = r.applies && mark&mask == 0 // the packets have the mark 0
 	return r
 }
 

@@ -148,7 +148,7 @@ func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, 
 	length := len(shim) + ip.total
 	limit := maxLength
 	if source.Is4() {
-		limit -= ipv4Length
+		limit -= ipv4Length // the length field of IPv4 includes the header
 	}
 	if length > limit {
 		return nil, fmt.Errorf("outer payload of %d bytes: %w", length, ErrTooLong)
@@ -162,7 +162,7 @@ func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, 
 
 // checkPath returns an error if Sender and Segments cannot be in a segment routing header.
 func (e Encap) checkPath() error {
-	if len(e.Segments) == 0 || len(e.Segments)+2 > maxSegments {
+	if len(e.Segments) == 0 || len(e.Segments)+2 > maxSegments { // 2: see insert
 		return fmt.Errorf("%d segments: %w", len(e.Segments), ErrEncap)
 	}
 	for _, addr := range append([]netip.Addr{e.Sender}, e.Segments...) {
