@@ -207,9 +207,10 @@ func worthGeneric(noNative error) bool {
 }
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
-// when there is no such link, or when it belongs to another interface: then use PinLink. For a link
-// of another network namespace, it is another error. UpdateLink first detaches a link that a killed
-// process has left half-way: new, but not named yet, or replaced, but not detached yet.
+// when there is no such link, or when it belongs to another interface: then use PinLink. If the
+// link is in another network namespace, the error is a different one. UpdateLink first detaches a
+// link that a killed process has left half-way: new, but not named yet, or replaced, but not
+// detached yet.
 func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	if err := DetachLink(next(pin)); err != nil {
 		return err

@@ -37,7 +37,8 @@ func HidesPins() bool {
 	if err != nil {
 		return false
 	}
-	// kthreadd is in the host's mount namespace. A container sees another process there, or none.
+	// Process 2 of a host is kthreadd, in the host's mount namespace. A container has another one or
+	// none.
 	host, err := os.Readlink("/proc/2/ns/mnt")
 	return err == nil && own != host
 }

@@ -20,7 +20,7 @@ import (
 // Names of pins. Some exist for balancers and agents alike, and some tell the roles apart.
 const (
 	LinkPin         = "link"        // keeps the program attached
-	InsidePin       = "link_inside" // the same for a balancer's node.inside
+	InsidePin       = "link_inside" // keeps the program at a balancer's node.inside attached
 	BalancerProgram = "xdp_lb"
 	AgentProgram    = "xdp_agent"
 
@@ -63,7 +63,7 @@ type Instance struct {
 }
 
 // CheckRole returns an error unless an instance has the pins of the role. The instance need not be
-// attached: its process may have ended before.
+// attached: its process may have ended before it attached the programs.
 func CheckRole(instance string, role Role) error {
 	if err := errors.Join(desired.CheckInstance(instance), checkMounted()); err != nil {
 		return err

@@ -42,7 +42,8 @@ func visitOtherEnd(veth *netlink.LinkAttrs, visit func(hider) error) error {
 	return nil
 }
 
-// withRemedy adds to an error about the other end of a veth the command that helps there.
+// withRemedy adds to an error about the other end of a veth the command that helps there. It
+// returns nil if there is no error.
 func withRemedy(veth *netlink.LinkAttrs, err error) error {
 	if err == nil {
 		return nil

@@ -58,8 +58,8 @@ func HiddenVLANTags(ifindex int) error {
 	})
 }
 
-// TagWatch calls ShowVLANTags again and again, because anybody can change the interface, or the
-// other end of a veth. It logs what has changed. The zero value is ready.
+// TagWatch is for repeated calls of ShowVLANTags, because anybody can change the interface, or the
+// other end of a veth. It logs the changes. The zero value is ready.
 type TagWatch struct {
 	said map[int]string // by interface, the error that was logged last
 }

@@ -133,11 +133,12 @@ func serversThatDiffer(servers, other []Server) (all []*Server) {
 
 // equals is a fast reflect.DeepEqual for servers: a change can compare thousands.
 func (s Server) equals(other Server) bool {
-	if (s.Weight == nil) != (other.Weight == nil) || s.Weight != nil && *s.Weight != *other.Weight {
-		return false
+	isSameWeight := s.Weight == other.Weight
+	if s.Weight != nil && other.Weight != nil {
+		isSameWeight = *s.Weight == *other.Weight
 	}
 	s.Weight, other.Weight = nil, nil
-	return s == other
+	return isSameWeight && s == other
 }
 
 // ChangesFrom lists the differences between the configuration old and a.

@@ -219,7 +219,7 @@ type PersistenceMethod struct {
 	// ServersSignal tells whether servers signal each flow that they accept. With cookies, they signal
 	// only flows of clients without TCP timestamps.
 	ServersSignal bool
-	// NeedsHints tells whether the persistence needs the hint table. Another persistence that finds
+	// NeedsHints tells whether the persistence needs the hint table. Any other persistence that finds
 	// flows by columns uses the hint table if there is one.
 	NeedsHints bool
 	// HasIDs tells whether the server issues connection IDs that name it.

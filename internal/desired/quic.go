@@ -153,7 +153,7 @@ func (q *QUIC) hasValidIDLength() bool {
 		q.ServerIDLength <= quiclb.MaxServerIDLength
 }
 
-// checkNoQUIC checks that a service with another persistence has no fields of persistence quic.
+// checkNoQUIC checks that a service without persistence quic has none of its fields.
 func (r *rules) checkNoQUIC(path string, s *Service) {
 	unused := fmt.Sprintf("not used by persistence %s", s.Persistence)
 	if s.QUIC != nil {

@@ -126,7 +126,7 @@ func (s *Stream) Last() uint64 {
 	return s.next - 1
 }
 
-// Before returns an ID for After, which then returns the last n events, without those from before
+// Before returns an ID for After, which then returns the last n events, without events older than
 // the time since. If n is greater than the number of kept events, After returns all of them. The
 // zero time is before all events.
 func (s *Stream) Before(n int, since time.Time) uint64 {

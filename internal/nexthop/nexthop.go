@@ -77,10 +77,10 @@ const leisure = 9
 // If a target that once had a route of its own has only the default route left, it has no hop until
 // it has a route of its own again.
 //
-// Neighbours in use are "managed": the kernel keeps them resolved. The resolver releases a
-// neighbour that it made managed when no target uses it any more, and all of them when it ends. A
-// killed process releases nothing. The next process takes over the neighbours that it uses, and
-// GiveBack releases the others.
+// Neighbours in use are "managed": the kernel keeps them resolved. When no target uses a neighbour
+// any more, the resolver releases it, if a resolver made it managed. When the resolver ends, it
+// releases all of them. A killed process releases nothing. The next process takes over the
+// neighbours that it uses, and GiveBack releases the others.
 type Resolver struct {
 	log     *slog.Logger
 	own     []string
@@ -293,11 +293,11 @@ type known struct {
 // differs tells whether the kernel's entry shows something new about the neighbour, or must be made
 // managed.
 func (k *known) differs(e entry) bool {
-	kept := e.managed || e.fixed
+	isNew := e.failed && !k.silent
 	if e.usable {
-		return e.mac != k.mac || k.silent || !kept
+		isNew = e.mac != k.mac || k.silent
 	}
-	return e.failed && !k.silent || !kept
+	return isNew || !e.managed && !e.fixed
 }
 
 // learn takes the state of the kernel's entry. A failure counts only if the kernel keeps the entry

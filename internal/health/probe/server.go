@@ -35,8 +35,8 @@ type server struct {
 	reached     int     // successive calls with an answer
 	unreached   int     // successive calls without an answer, by the server's fault
 	unheard     bool
-	// accused are the servers through which calls to this server went, and had no answer. If this
-	// server answers a call that goes to it directly, the fault was theirs.
+	// accused are the servers through which calls to this server went without an answer. If this
+	// server answers a call that goes to it directly, the accused were at fault.
 	accused []*server
 }
 
@@ -153,16 +153,17 @@ func (s *server) acquit() {
 // needsCall tells whether a call is needed, to test whether the server answers offers and passes
 // them on. Calls go on until the server is acquitted.
 func (s *server) needsCall() bool {
-	return s.probed == None && s.call == nil &&
-		(s.unheard || s.nextThrough || s.reached+s.unreached > 0 || s.isSuspect())
+	hasBegun := s.unheard || s.nextThrough || s.reached+s.unreached > 0
+	return s.probed == None && s.call == nil && (hasBegun || s.isSuspect())
 }
 
 // noteCall records the result of a call. If a call to the server and a call through it both have an
 // answer, the suspicion and the fault Unheard end. If Fall calls in a row have no answer, the
 // server is Unheard, unless too many servers of the service do not answer calls.
 //
-// If a call through the server has no answer, the cause may be its peer. So the peer is called,
-// too, and the failure counts for the server only if the peer answers.
+// If a call through the server has no answer, the cause may be its peer. If the last call to the
+// peer had an answer, the failure counts for the server. Otherwise the peer is called, and the
+// failure counts for the server only if the peer answers.
 func (s *server) noteCall(err error, all *service) {
 	if s.peer == nil {
 		s.judgeAccused(err == nil, all)
@@ -177,7 +178,7 @@ func (s *server) noteCall(err error, all *service) {
 		all.withdraw(s)
 		s.reached++
 		s.nextThrough = !s.nextThrough
-		if s.reached >= Rise {
+		if s.reached >= Rise { // a call to the server, and one through it
 			s.acquit()
 		}
 	default:
