@@ -86,7 +86,7 @@ func MakeDir(instance string, role Role) (string, error) {
 	return dir, cmp.Or(checkOwner(filepath.Dir(dir), role), checkOwner(dir, role))
 }
 
-// checkOwner returns an error if another user could replace what a directory contains. On many
+// checkOwner returns an error if another user could replace the content of a directory. On many
 // hosts, every user can make directories in the BPF file system, and so could have made this one.
 // The user root, too, must not use the directory of another user, such as the user of the package's
 // units: an attacker who controls a process of that user could otherwise prepare tables for root.

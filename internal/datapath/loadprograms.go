@@ -20,8 +20,8 @@ import (
 //   - Pin pins the maps that are new. Like Load, it changes nothing that packets use.
 //   - Publish and Attach, within a TakeOver, replace what the earlier process has pinned and
 //     attached. If a step fails, TakeOver undoes all of them.
-//   - Undo removes what Pin has pinned, if the process ends before it has attached the programs.
-//   - Close detaches what must end with the process.
+//   - Undo removes the pins of Pin, if the process ends before it has attached the programs.
+//   - Close detaches the programs that must end with the process.
 type Loader struct {
 	Instance string
 	Role     Role

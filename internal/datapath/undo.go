@@ -57,7 +57,7 @@ func (t *Takeover) end(functions []func() error) error {
 // OnUndo adds a function that undoes a step.
 func (t *Takeover) OnUndo(f func() error) { t.undo = append(t.undo, f) }
 
-// OnCommit adds a function that removes what a step has replaced.
+// OnCommit adds a function that removes the objects that a step has replaced.
 func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
 
 // Pin pins a program or a map at path, in one step. The object must not have been pinned before.
@@ -92,7 +92,7 @@ func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 
-// Undo removes what Pin has pinned. If Load has made the directory of the pins, it removes the
+// Undo removes the pins of Pin. If Load has made the directory of the pins, it removes the
 // whole directory. Undo is for a process that ends before it has attached its programs.
 func (l *Loader) Undo() error {
 	if l.madeDir {

@@ -90,10 +90,10 @@ type UDPCheck struct {
 	AnswerHex string `yaml:"answer-hex,omitempty"`
 }
 
-// Datagram returns the request, or an error if it is not hexadecimal.
+// Datagram returns the request, or an error if RequestHex is not hexadecimal.
 func (u *UDPCheck) Datagram() ([]byte, error) { return textOrHex(u.Request, u.RequestHex) }
 
-// Expected returns what the answer must contain, or an error if it is not hexadecimal.
+// Expected returns the text of the answer, or an error if AnswerHex is not hexadecimal.
 func (u *UDPCheck) Expected() ([]byte, error) { return textOrHex(u.Answer, u.AnswerHex) }
 
 // textOrHex returns the bytes of a text or, if there are hexadecimal digits, of these.

@@ -109,7 +109,8 @@ func (r *rules) checkQUIC(path string, s *Service) {
 
 const withoutFormer = "not used without former-quic"
 
-// checkQUICProtocol checks that a service is not for TCP. feature is what needs connection IDs.
+// checkQUICProtocol checks that a service is not for TCP. feature names the setting that needs
+// connection IDs.
 func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string) {
 	if protocol == TCP {
 		r.failf(fieldpath.Child(path, "protocol"),
@@ -186,7 +187,7 @@ func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 type quicIDs struct {
 	*QUIC
 	form string            // the name of the form's field: quic or former-quic
-	need string            // what requires the IDs
+	need string            // the persistence or the field that requires the IDs
 	seen map[string]string // the paths of the IDs so far, by ID
 }
 

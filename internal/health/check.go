@@ -39,8 +39,8 @@ var errTimeout = errors.New("timeout")
 
 // Path lets the packets of checks take the path of clients' packets. HostPath implements it.
 type Path interface {
-	// Socket returns what a socket to a VIP needs. The error tells why the host cannot check the
-	// VIP.
+	// Socket returns the settings of a socket to a VIP. The error tells why the host cannot check
+	// the VIP.
 	Socket(vip netip.Addr) (Socket, error)
 	// Recheck returns why this host drops the answers of a VIP, or nil if it accepts them.
 	Recheck(vip netip.Addr) error

@@ -219,7 +219,7 @@ func (c *Capacities) service(home []int32) float64 {
 func (l *learned) ratio() float64 {
 	all, recent := l.served(l.capacity), l.recent.served(l.capacity)
 	before := tenure{all.seconds - recent.seconds, all.ends - recent.ends}
-	return before.likelihood() + recent.likelihood() - all.likelihood()
+	return before.logLikelihood() + recent.logLikelihood() - all.logLikelihood()
 }
 
 // served returns how long processors were in use, summed over all, and how many flows ended.
@@ -231,9 +231,9 @@ func (r *record) served(capacity float64) (sum tenure) {
 	return sum
 }
 
-// likelihood returns the logarithm of the likelihood of the most likely rate, without terms that do
-// not depend on the rate.
-func (t tenure) likelihood() float64 {
+// logLikelihood returns the logarithm of the likelihood of the most likely rate, without terms that
+// do not depend on the rate.
+func (t tenure) logLikelihood() float64 {
 	if t.seconds <= 0 || t.ends <= 0 {
 		return 0
 	}

@@ -43,7 +43,7 @@ func Homes(servers []WeightedServer, balancers []string) []int32 {
 	for i := range room {
 		room[i] = total / float64(len(balancers))
 	}
-	tiny := total * 1e-9 // what remains because sums are not exact
+	tiny := total * 1e-9 // room that remains only because sums are not exact
 	for _, s := range byHash(servers) {
 		home := highest(servers[s].Name, balancers, func(b int) bool { return room[b] > tiny })
 		room[home] -= servers[s].Weight

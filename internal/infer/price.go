@@ -7,8 +7,8 @@ import "math"
 // Price is what the data path knows about a server apart from its flows. Unit and Extra are
 // fixed-point numbers with 16 fractional bits: PriceOne is one flow for each unit of capacity.
 type Price struct {
-	// Unit is what each flow adds to the delay: the inverse of the server's capacity or weight. It
-	// is at least 1, which is 1/PriceOne.
+	// Unit is what each flow adds to the delay: the inverse of the server's capacity or weight. Its
+	// least value is 1, which stands for 1/PriceOne.
 	Unit uint32
 	// Extra is a delay that the server has without flows of this balancer.
 	Extra uint32
@@ -99,7 +99,7 @@ func numerator(servers []WeightedServer) float64 {
 			return least // too many different weights
 		}
 	}
-	// PriceOne times the result is the largest multiple of multiple with which no unit is above 1.
+	// The largest common multiple up to PriceOne*least, divided by PriceOne: no unit is above 1.
 	return multiple * math.Floor(PriceOne*least/multiple) / PriceOne
 }
 

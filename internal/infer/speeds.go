@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Norm tells by what a server's mean duration is divided before it is filtered.
+// Norm tells the number by which a server's mean duration is divided before it is filtered.
 type Norm uint8
 
 // The norms.

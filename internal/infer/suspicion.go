@@ -35,7 +35,8 @@ const (
 	// serve none would make bad events seem normal, and a server that gets most of a flood would
 	// seem ill.
 	mostCompared = 8
-	// doubt is the expected share of good events below which a server is suspect.
+	// doubt is the expected share of good events, in relation to a well server, below which a
+	// server is suspect.
 	doubt = 0.8
 	// littleDoubt is the sum of the probabilities of both bad conditions above which a server is
 	// watched. It is more than the sum for a server of which nothing is known.
@@ -98,8 +99,8 @@ func (b *belief) age(seconds float64) {
 // events that other servers had at the same time. If it is 0, bad events tell nothing.
 func (b *belief) learn(o outcome, others float64) {
 	p := min(others, mostGood)
-	half, ill := o.likelihood(halfShare, p), o.likelihood(illShare, p)
-	// The scale reduces both likelihood ratios until they are at most mostTold.
+	half, ill := o.logRatio(halfShare, p), o.logRatio(illShare, p)
+	// The scale reduces both likelihood ratios so that they are at most mostTold.
 	scale := min(1, math.Log(mostTold)/max(math.Abs(half), math.Abs(ill), 1e-9))
 	well := 1 - b.half - b.ill
 	b.half *= math.Exp(scale * half)
@@ -109,10 +110,10 @@ func (b *belief) learn(o outcome, others float64) {
 	b.ill /= sum
 }
 
-// likelihood returns the logarithm of the ratio of two likelihoods of the outcome. The first is for
+// logRatio returns the logarithm of the ratio of two likelihoods of the outcome. The first is for
 // a server whose share of good events is relative·p, and the second for a well server, whose share
 // is p.
-func (o outcome) likelihood(relative, p float64) float64 {
+func (o outcome) logRatio(relative, p float64) float64 {
 	return o.good*math.Log(relative) + o.bad*math.Log((1-relative*p)/(1-p))
 }
 
@@ -218,12 +219,12 @@ func (e *Estimator) suspect(seconds float64) {
 	e.window = 0
 }
 
-// treat does what follows from the belief about a server. A server that is watched gets the given
-// number of trials for this window: new flows that show its condition. It can save up at most the
-// number most. A home server without flows gets trials too if capacities are learned. All other
-// servers have none. When a server is no longer suspect, it begins a slow start. If the flows of a
-// server fall silent, treat forgets the learned capacity: such flows had a part in it before the
-// server was known to be ill.
+// treat acts on the belief about a server. A server that is watched gets the given number of trials
+// for this window: new flows that show its condition. It can save up at most the number most. A
+// home server without flows gets trials too if capacities are learned. All other servers have none.
+// When a server is no longer suspect, it begins a slow start. If the flows of a server fall silent,
+// treat forgets the learned capacity: such flows had a part in it before the server was known to be
+// ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect

@@ -382,7 +382,7 @@ func (r *Resolver) manage(s *snapshot, n neighbour) error {
 	}
 	if e := s.neighbours[n]; e.managed || e.fixed {
 		if e.ours {
-			// This resolver also releases what a killed process has left. If a running process
+			// This resolver also releases entries that a killed process has left. If a running process
 			// still needs the entry, that process makes it managed again.
 			r.managed[n] = true
 		}

@@ -137,8 +137,8 @@ func (e Encap) encapGRE(p []byte, ip ipHeader) ([]byte, error) {
 }
 
 // wrap puts an outer IP header before the packet p, and a shim between the two. The shim is the
-// bytes of a GRE or segment routing header, or empty. protocol is that of what follows the outer
-// header. wrap copies the whole traffic class: DSCP by the uniform model of RFC 2983, ECN by the
+// bytes of a GRE or segment routing header, or empty. protocol is the one that the outer header
+// announces. wrap copies the whole traffic class: DSCP by the uniform model of RFC 2983, ECN by the
 // normal mode of RFC 6040 section 4.1.
 func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, destination netip.Addr,
 ) ([]byte, error) {

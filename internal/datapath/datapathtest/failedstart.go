@@ -16,7 +16,7 @@ import (
 // failingCall is the environment variable with the number of the system call that fails.
 const failingCall = "SEGUE_TEST_FAILING_CALL"
 
-// failed is what a process prints if the call has failed.
+// failed is the output of a process in which the call has failed.
 const failed = "failed"
 
 // StartFailing is called in a process that RunFailing has started. It starts a data path by the
@@ -66,7 +66,7 @@ func RunFailing(
 type Starts struct {
 	// Start starts a process with a configuration, as RunFailing does.
 	Start func(number, call int) (refusal string, reached bool)
-	// State reads what a failed start must not change.
+	// State reads the state that a failed start must not change.
 	State func() State
 	// Check checks the data path after a start. It gets the configuration of the next process.
 	Check func(when string, next int, tookOver bool)
