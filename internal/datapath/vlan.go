@@ -33,8 +33,8 @@ type hider struct {
 
 // ShowVLANTags makes an interface leave VLAN tags in the frames that XDP gets. Without that, a
 // frame in a VLAN looks like one in no VLAN. The kernel takes the tags out behind XDP instead, so
-// the host's VLAN interfaces work as before. ShowVLANTags does the same for the members of a bond,
-// on which XDP runs. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
+// the host's VLAN interfaces work as before. If XDP runs on the members of a bond, ShowVLANTags
+// changes the members. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
 // returns the interfaces that it has changed.
 //
 // It returns ErrHiddenTags if tags stay hidden, or if it cannot find that out. It must be called in

@@ -120,8 +120,8 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
 }
 
-// serversThatDiffer returns the servers for which another list has a different server, or none, at
-// the same index. So compare has fewer servers to compare.
+// serversThatDiffer returns the servers that differ from the one at the same index of another list,
+// or have no index there. So compare has fewer servers to compare.
 func serversThatDiffer(servers, other []Server) (all []*Server) {
 	for i := range servers {
 		if i >= len(other) || !servers[i].equals(other[i]) {
@@ -262,7 +262,7 @@ func (n Names) String() string {
 	return list
 }
 
-// Loss is a server of a balancer whose flows a change affects. Without a server, it is a service of
+// Loss is a server whose flows a change of a balancer affects. Without a server, it is a service of
 // an agent.
 type Loss struct {
 	Service, Server string

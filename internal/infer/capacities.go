@@ -163,9 +163,9 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 
 // probabilities returns the probabilities of the possible capacities by Bayes' rule. The times of
 // services are exponential with an unknown rate. The prior of the rate is a gamma distribution
-// around the average, which follows from service, the mean time of a service. It has the
-// weight of 4 observed flows (alike). The prior of the capacity is in proportion to common
-// (Capacities.common), with one additional server of each capacity, so that none is impossible.
+// around 1/service, where service is the mean time of a service. This prior has the weight of 4
+// observed flows (alike). The prior of the capacity is in proportion to common (Capacities.common),
+// with one additional server of each capacity, so that none is impossible.
 func (r *record) probabilities(service float64, common *[len(possible)]float64) (p [len(possible)]float64) {
 	highest := math.Inf(-1)
 	above := r.above()

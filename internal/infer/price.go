@@ -80,7 +80,7 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	return min(delay, mostDelay)<<28 | uint64(p.Position)<<16 | uint64(slot)
 }
 
-// numerator returns the numerator of the units of SED, whose denominators are the weights. If
+// numerator returns the common numerator of SED's units; their denominators are the weights. If
 // possible, all units are exact in the fields of a Price. Otherwise rounding would decide between
 // servers of equal delay, and always for the same ones. The largest unit is about 1.
 func numerator(servers []WeightedServer) float64 {

@@ -181,8 +181,8 @@ type answers struct {
 // later one. The surplus answers belong to open flows, which the last window has left without an
 // answer. Open flows that get none are lost.
 func (a *answers) endWindow(placed, answered float64) {
-	excess := max(0, answered-placed)
-	a.now = outcome{good: answered, bad: max(0, a.open-excess)}
+	surplus := max(0, answered-placed)
+	a.now = outcome{good: answered, bad: max(0, a.open-surplus)}
 	a.open = max(0, placed-answered)
 }
 
