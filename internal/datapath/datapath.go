@@ -74,10 +74,10 @@ func MakeDir(instance string, role Role) (string, error) {
 			return "", fmt.Errorf("mount the BPF file system at %s: %w", Root, err)
 		}
 	}
-	if is, err := roleOf(instance); err != nil {
+	if actual, err := roleOf(instance); err != nil {
 		return "", err
-	} else if is != "" && is != role {
-		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, is, role)
+	} else if actual != "" && actual != role {
+		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, actual, role)
 	}
 	dir := Dir(instance)
 	if err := makeInSharedDir(dir); err != nil {

@@ -77,7 +77,7 @@ func addFields[T any](all map[string]*T, objects reflect.Value) {
 		field := objects.Field(i)
 		if field.Kind() == reflect.Struct {
 			addFields(all, field)
-		} else if object, is := field.Addr().Interface().(*T); is {
+		} else if object, ok := field.Addr().Interface().(*T); ok {
 			all[objects.Type().Field(i).Tag.Get("ebpf")] = object
 		}
 	}

@@ -72,8 +72,8 @@ func CheckRole(instance string, role Role) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("there is no instance %q: %s does not exist", instance, dir)
 	}
-	is, err := roleOf(instance)
-	if err == nil && is != role {
+	actual, err := roleOf(instance)
+	if err == nil && actual != role {
 		err = fmt.Errorf("instance %q does not have the role %s", instance, role)
 	}
 	return err
@@ -106,12 +106,12 @@ func Instances() ([]Instance, error) {
 	}
 	var instances []Instance
 	for _, entry := range entries {
-		for _, is := range []struct {
+		for _, sign := range []struct {
 			pin  string
 			role Role
 		}{{flowsPin, RoleBalancer}, {AgentProgram, RoleAgent}} {
-			if _, err := os.Stat(filepath.Join(Dir(entry.Name()), is.pin)); err == nil {
-				instances = append(instances, Instance{entry.Name(), is.role})
+			if _, err := os.Stat(filepath.Join(Dir(entry.Name()), sign.pin)); err == nil {
+				instances = append(instances, Instance{entry.Name(), sign.role})
 				break
 			}
 		}

@@ -67,7 +67,7 @@ func findNamespace(id int) (*netdev.Namespace, string, error) {
 			notOpened = err
 			continue
 		}
-		if is, err := ns.ID(); err == nil && is == id {
+		if number, err := ns.ID(); err == nil && number == id {
 			return ns, path, nil
 		}
 		_ = ns.Close()

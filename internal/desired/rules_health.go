@@ -15,8 +15,8 @@ func (r *rules) checkHealth(path string, s *Service) {
 	h := s.Health
 	checkKnown(r, fieldpath.Child(path, "via"), h.Via, ViaPackets, ViaHost)
 	kinds := 0
-	for _, has := range []bool{h.HTTP != nil, h.HTTPS != nil, h.TCP != nil, h.UDP != nil} {
-		if has {
+	for _, isSet := range []bool{h.HTTP != nil, h.HTTPS != nil, h.TCP != nil, h.UDP != nil} {
+		if isSet {
 			kinds++
 		}
 	}

@@ -177,8 +177,11 @@ func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	defer conn.Close()
 	// Close then sends a reset, which leaves no connection in TIME-WAIT on either side. Such
 	// connections would use up the ports.
-	if err := conn.SetLinger(0); err != nil || t.Kind == TCP {
+	if err := conn.SetLinger(0); err != nil {
 		return err
+	}
+	if t.Kind == TCP {
+		return nil // the check has only to open a connection
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })
 	defer stop()

@@ -227,13 +227,13 @@ func (e *Estimator) suspect(seconds float64) {
 // ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
-	was := s.isSuspect
+	wasSuspect := s.isSuspect
 	s.isSuspect = s.suspicion() > 1
 	s.aftermath = max(0, s.aftermath-e.window)
 	if s.isSuspect {
 		s.aftermath = e.settings.Silent
 	}
-	if was && !s.isSuspect {
+	if wasSuspect && !s.isSuspect {
 		s.age = 0
 	}
 	if s.endings.factor() > 1 && e.capacities != nil {

@@ -66,7 +66,7 @@ func Reusing(
 			if err != nil {
 				return err
 			}
-			if loaded, is := begun.LoadAndDelete(id); is {
+			if loaded, ok := begun.LoadAndDelete(id); ok {
 				return CopyObjects(objects, loaded)
 			}
 		}

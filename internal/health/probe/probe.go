@@ -214,12 +214,12 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 // addTo adds a server to the service of this name. Replace makes all services anew, so their
 // outcomes begin at 0. The outcomes that the server has seen must begin at 0, too.
 func (p *Prober) addTo(name string, s *server) {
-	all := p.services[name]
-	if all == nil {
-		all = new(service)
-		p.services[name] = all
+	svc := p.services[name]
+	if svc == nil {
+		svc = new(service)
+		p.services[name] = svc
 	}
-	all.servers = append(all.servers, s)
+	svc.servers = append(svc.servers, s)
 	s.share.seen = outcomes{}
 }
 
