@@ -37,17 +37,17 @@ func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err e
 		return nil, err
 	}
 	for _, place := range places {
-		if place.At == ebpf.AttachXDP {
-			var a Attached
-			if a, err = t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin)); err == nil {
-				attached = append(attached, a)
+		if place.At != ebpf.AttachXDP {
+			if err := l.attachTC(t, place); err != nil {
+				return nil, err
 			}
-		} else {
-			err = l.attachTC(t, place)
+			continue
 		}
+		a, err := t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin))
 		if err != nil {
 			return nil, err
 		}
+		attached = append(attached, a)
 	}
 	t.OnCommit(func() error { return l.settle(places) })
 	return attached, nil
@@ -155,13 +155,12 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
 	err = t.UpdateLink(prog, ifindex, pin) // the mode of the link stays
-	if err == nil && modeOf(iface) == Generic {
+	switch {
+	case err == nil && modeOf(iface) == Generic:
 		return Attached{Generic, errKept}, nil
-	}
-	if err == nil {
+	case err == nil:
 		return Attached{Mode: Native}, nil
-	}
-	if !errors.Is(err, os.ErrNotExist) {
+	case !errors.Is(err, os.ErrNotExist):
 		return Attached{}, err
 	}
 	l, attached, err := attachXDP(prog, ifindex)

@@ -77,7 +77,7 @@ type Stream struct {
 	more chan struct{}
 }
 
-// NewStream returns an empty stream. Its IDs begin with the time in microseconds, so they are
+// NewStream returns an empty stream. Its first ID is the time in microseconds, so its IDs are
 // higher than those of an earlier process.
 func NewStream() *Stream {
 	return &Stream{next: uint64(time.Now().UnixMicro()), more: make(chan struct{})}
