@@ -37,7 +37,7 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
 {
 	if (cookie_width_of_sid(envelope->sid_low)) {
-		/* The cookie of a connection is in its socket. */
+		/* The cookie of a connected flow is in its socket. */
 		if (kinds & SOCKET_REQUEST)
 			accept_with_cookie(flow, envelope);
 		return;
@@ -87,7 +87,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
 	if (!listens && !dry_run)
-		note_refused(&pkt->key);
+		set_refused(&pkt->key);
 	if (compares(envelope, acceptance, listens))
 		result = decide_least(ctx, envelope, acceptance, key, listens, backlog, &own);
 	else if (is_last_server(envelope))
@@ -253,7 +253,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 
 	if (!is_last_server(envelope))
 		return AGENT_NEXT_NOT_LOCAL;
-	if (kinds & SOCKET_TIME_WAIT && !(wanted_back && !cookie_width_of_sid(envelope->sid_low)))
+	if (kinds & SOCKET_TIME_WAIT && (!wanted_back || cookie_width_of_sid(envelope->sid_low)))
 		return AGENT_NONE;
 	return wanted_back ? AGENT_RETURN_NOT_LOCAL : refuse_unknown_flow(pkt);
 }

@@ -64,7 +64,7 @@ struct backlog {
 	__u32 young;   /* half-open, and the SYN-ACK was sent once: for at most a second */
 };
 
-/* Whether the kernel has a connection for the flow, also a half-open one. */
+/* Whether the kernel has a connection for the flow, be it half-open. */
 static __always_inline bool is_live(int kinds)
 {
 	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);

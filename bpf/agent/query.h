@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Tells user space what the agent knows about a flow. It uses the same code as packets do.
+ * Tells user space what the agent knows about a flow, by the same code that handles packets.
  */
 #ifndef SEGUE_AGENT_QUERY_H
 #define SEGUE_AGENT_QUERY_H

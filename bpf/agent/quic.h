@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Connection IDs of QUIC. Balancers forward a packet to the server whose ID is in the connection ID
- * (docs/operate/quic.md). If a program issues IDs with the server ID of another server, balancers
- * forward its clients' packets to that server, and count them as those of a known flow. Only the
- * agent knows which server ID is its own. It counts, and changes neither packets nor decisions.
+ * (docs/operate/quic.md). If an application issues IDs with the server ID of another server,
+ * balancers forward its clients' packets to that server, and count them as those of a known flow.
+ * Only the agent knows which server ID is its own. It counts, and changes neither packets nor
+ * decisions.
  */
 #ifndef SEGUE_AGENT_QUIC_H
 #define SEGUE_AGENT_QUIC_H
@@ -130,10 +131,10 @@ static __always_inline bool is_own_id(const struct quic_id *id, const struct qui
 }
 
 /*
- * Counts whether the source ID of a packet that this host sends names this server. A program on
- * this host has issued the ID. Packets with a short header have no source ID, and that of a Version
- * Negotiation packet is the client's, so these packets are not counted. Not inlined: it has a stack
- * of its own.
+ * Counts whether the source ID of a packet that this host sends names this server. An application
+ * on this host has issued the ID. Packets with a short header have no source ID, and that of a
+ * Version Negotiation packet is the client's, so these packets are not counted. Not inlined: it has
+ * a stack of its own.
  */
 __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 {

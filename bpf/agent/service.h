@@ -139,7 +139,8 @@ struct {
 	__type(value, struct offers);
 } offers SEC(".maps");
 
-/* Finds the service of a flow, and sets `key` to the key of the service's entries. */
+/* Returns how the service of a flow accepts connections, and sets `key` to the service's key. NULL:
+ * the service has no accept policy. */
 static __always_inline struct acceptance *find_acceptance(const struct flow_key *flow,
 							  struct service_key *key)
 {

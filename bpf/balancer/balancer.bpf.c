@@ -23,7 +23,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Makes the compiler describe these types to user space, which no map mentions. */
+/* No map mentions these types. The pointer makes the compiler describe them to user space. */
 const union {
 	enum placement placement;
 	enum persistence persistence;

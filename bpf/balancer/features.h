@@ -21,7 +21,7 @@ enum feature {
 #define PERSISTENCE_BIT(persistence) (1U << (FEATURE_PERSISTENCES + (persistence)))
 #define FEATURE_BIT(feature) (1U << (feature))
 
-/* The candidates of a bucket decide in turn, and the balancer does not know which one will. */
+/* The candidates of a bucket decide in turn: the balancer does not know which one will accept. */
 #define PLACEMENTS_HUNTING                                                      \
 	(PLACEMENT_BIT(PLACEMENT_HUNT) | PLACEMENT_BIT(PLACEMENT_HUNT_RANDOM) | \
 	 PLACEMENTS_BY_REPORTS)

@@ -123,9 +123,10 @@ enum server_flags {
 	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
 	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
-	 * Why a server is unfit. The flags are also set if the server gets new flows nevertheless.
-	 * User space reads them, also when no process of the balancer runs. The programs read only
-	 * whether SERVER_UNHEARD is the only cause (is_only_unheard).
+	 * What user space knows of the server: mostly, why it is unfit. These flags are set even if
+	 * the server gets new flows nevertheless. User space reads them, even when no process of
+	 * the balancer runs. The programs read only whether SERVER_UNHEARD is the only cause
+	 * (is_only_unheard).
 	 */
 	SERVER_UNCHECKED = 1 << 4,    /* no health check of it has had a result, or it has none */
 	SERVER_CHECKS_FAIL = 1 << 5,  /* its health checks fail */
@@ -159,7 +160,7 @@ struct server {
 	__u32 service;		 /* its id */
 	struct in6_addr address; /* locator, or the tunnel's far end */
 	struct in6_addr source;	 /* the balancer, as the server sees it */
-	__u64 known_sid;	 /* SID_LOW of what is asked for known flows */
+	__u64 known_sid;	 /* SID_LOW of the function for packets of known flows */
 	__u32 rank;		 /* 1 plus its place in its service's ranking; 0: it has none */
 	/* Bits of an IPv4 `source` that differ from flow to flow. An older build has left 0
 	 * here. */
@@ -361,7 +362,7 @@ struct estimate {
 	__u32 no_answers;
 	__u32 silent_flows;
 	__u32 busy;		    /* the server's own load, in units of its load source */
-	__u32 limit;		    /* the capacity that the server told with it; 0: not known */
+	__u32 limit;		    /* the capacity that the server told with `busy`; 0: unknown */
 	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
 };
 _Static_assert(sizeof(struct estimate) == 52 + ESTIMATE_STATE, "padding would not be zero");

@@ -12,7 +12,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define SEGMENTS 3 /* VIP, server, balancer */
 
-/* MAC addresses of the only server. User space sets them. */
+/* The addresses in all packets that are sent. User space sets them. */
 __u64 to_mac, from_mac;
 struct in6_addr server, balancer;
 

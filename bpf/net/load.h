@@ -25,7 +25,7 @@
 
 /* The load that a server would have with one connection more. */
 struct known_load {
-	__u32 next;	/* busy + 1, at most MAX_LOAD; 0: the load is unknown */
+	__u32 next;	/* the present load + 1, at most MAX_LOAD; 0: the load is unknown */
 	__u32 capacity; /* at most MAX_LOAD; 0: the load source has none */
 };
 

@@ -22,7 +22,7 @@ enum protocol_version {
 /* No next header: RFC 8200 section 4.7. The kernel's headers for user space do not define it. */
 #define NO_NEXT_HEADER 59
 
-/* Agents that do not know of services read the token only. */
+/* Agents older than the other fields read the token only. */
 struct probe_request {
 	__u64 token;
 	/* The service's. 0: none, as in probes that have only a token. */

@@ -122,7 +122,7 @@ struct copying {
 	__u32 service;	       /* its id */
 	__u32 encapsulation;
 	__u32 flow_label;
-	__u32 copies; /* so far, also those that the kernel did not send */
+	__u32 copies; /* so far, including those that the kernel did not send */
 	__u32 length; /* of the frame */
 	__u32 pad;
 };

@@ -26,8 +26,8 @@ struct {
 
 /*
  * Whether a server has the lowest score. The core asks this about the server that got its last new
- * flow, and then takes the server again. If it did not, all cores would choose the same server at
- * the same moment, and write the same cache lines: HLB's mix of packets
+ * flow, and if so takes that server again. Otherwise all cores would choose the same server at the
+ * same moment, and write the same cache lines: HLB's mix of packets
  * (docs/understand/performance.md) would take 1.4 times as long on two cores.
  */
 static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)

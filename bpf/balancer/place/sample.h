@@ -25,7 +25,7 @@
 struct sample {
 	__u32 found;  /* servers so far */
 	__u32 best;   /* the first of them with the lowest score */
-	__u64 lowest; /* this score */
+	__u64 lowest; /* its score */
 	__u64 slots;  /* of the last four, with 16 bits each; NO_SERVER: fewer were found */
 };
 

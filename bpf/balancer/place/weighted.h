@@ -2,8 +2,8 @@
 /*
  * Placements `awcmp` and `weighted-round-robin`: each new flow goes to a random server, or to the
  * next one in turn, in proportion to weights that user space changes often. So there is no table to
- * build: a server is proposed, and takes the flow with a probability of its weight divided by the
- * highest weight, which is 1 / unit (struct load). Otherwise another server is proposed.
+ * build: a server is proposed, and takes the flow with a probability of 1 / unit (struct load): its
+ * weight divided by the highest weight. Otherwise another server is proposed.
  *
  *	draw: the flow's hash proposes a server, and decides whether it takes the flow;
  *	turn: the servers of the ranking are proposed in cycles. One that takes a share p of its

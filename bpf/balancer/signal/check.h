@@ -33,10 +33,11 @@
 struct check {
 	struct in6_addr vip;
 	__u8 encapsulation; /* enum encapsulation */
-	__u8 is_used;	    /* 0: the server is not checked, and its checks are dropped */
+	__u8 is_used;	    /* 0: the server is not checked, and packets to check it are dropped */
 	__u8 pad[2];
-	/* For calls: 1 plus the slot of the server that has to accept. Calls visit this server
-	 * first, and it passes them on. 0: this server has to accept. */
+	/* For calls: 1 plus the slot of the server that has to accept. The server of this element
+	 * then gets the call first, and passes it on. 0: the server of this element has to
+	 * accept. */
 	__u32 last;
 };
 

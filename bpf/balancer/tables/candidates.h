@@ -233,10 +233,10 @@ __noinline int list_own(const struct service *service, __u32 bucket, bool takes_
 static __always_inline void list_own_row(const struct service *service, __u32 bucket,
 					 struct segments *segments)
 {
-	__u32 held = segments->count;
+	__u32 before = segments->count;
 
 	list_own(service, bucket, true, segments);
-	if (segments->count == held && service->rule.flags & RULE_TAKES_FLOWS)
+	if (segments->count == before && service->rule.flags & RULE_TAKES_FLOWS)
 		list_own(service, bucket, false, segments);
 }
 
@@ -263,11 +263,10 @@ struct search_context {
 	struct segments *segments; /* NULL: the servers are not listed */
 };
 
-/* Lists and counts a server that the search has found. In the first row, it counts also servers
- * that the list has already, because append_row() listed them without counting. In later rows, it
- * skips them, except for the first server of the list if that was not counted: the flow's holder
- * may be in none of the searched rows but these, and may be the only server that takes new flows.
- */
+/* Lists and counts a server that the search has found. A server that the list has already counts in
+ * the first row, because append_row() listed it without counting. In later rows it does not count,
+ * with one exception: the first server of the list, if it was not counted yet. It may be the flow's
+ * holder, which need not be in the first row, and may be the only server that takes new flows. */
 static __always_inline void add_found(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;

@@ -85,7 +85,7 @@ struct flow {
 	__u64 value;	 /* the entry, as it was read; 0: the flow has none */
 };
 
-/* The time in ticks. Jiffies take a load; the clocks in nanoseconds take a call. */
+/* The time in ticks. Jiffies are read from memory; the clocks in nanoseconds need a call. */
 static __always_inline __u64 flow_now(void)
 {
 	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
@@ -152,7 +152,7 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
 
 /*
  * The hashes of a flow: its place in a flow table, and the signature of its entry. For any two
- * flows, the probability that they share one of 2^n buckets is 2^-n, also if they have the same
+ * flows, the probability that they share one of 2^n buckets is 2^-n, even if they have the same
  * signature.
  */
 static __always_inline struct two_hashes flow_hashes(const struct flow_key *key, __u32 service)
@@ -423,8 +423,8 @@ static __always_inline __u64 count_states(struct load *load, enum flow_state fro
  * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
 
-/* Whether a change enters a new flow, in a free entry or in place of another new flow. The state is
- * read by hand: entry_state() has more branches, for states that do not matter here. */
+/* Whether a change enters a new flow, in a free entry or in place of another new flow. The state
+ * bits are read directly: entry_state() has more branches, for states that do not matter here. */
 static __always_inline bool begins_flow(__u64 old, __u64 new)
 {
 	return is_replaced(old, new) && entry_state(new) == FLOW_NEW &&

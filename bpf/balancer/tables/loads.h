@@ -16,9 +16,9 @@
 
 /*
  * How many of a server's flows in the state FLOW_NEW count fully. Without a flood a server has
- * fewer, because each lasts a round trip. A flood of SYNs makes many more, for which no server
- * works. Of those beyond SURE_NEW, 64 count as one, so that the flood is still spread over all
- * servers.
+ * fewer, because a flow is new for a round trip only. A flood of SYNs makes many more, for which no
+ * server works. Of those beyond SURE_NEW, 64 count as one, so that the flood is still spread over
+ * all servers.
  */
 #define SURE_NEW 16
 #define FLOOD_SHIFT 6
@@ -83,9 +83,9 @@ static __always_inline __u64 established_of(__u64 flows)
 	return not_negative((__s32)flows);
 }
 
-/* The number of a server's new flows that count. `flows` is that word of the load. The load's words
- * are not read at the same moment, so the number can miss changes of other cores. If the lower half
- * of `flows` is below 0, it has borrowed 1 from the upper half. */
+/* The number of a server's new flows that count. `flows` is the load's word `flows`. The load's
+ * words are not read at the same moment, so the number can miss changes of other cores. If the
+ * lower half of `flows` is below 0, it has borrowed 1 from the upper half. */
 static __always_inline __u64 new_of(const struct load *load, __u64 flows)
 {
 	__u32 answered = (flows - (__s32)flows) >> 32;

@@ -2,7 +2,7 @@
 /*
  * Rankings: which server of a service has the lowest score. Placement `infer` takes that one.
  *
- *	load  = established flows + new flows, of which 64 above SURE_NEW count as one
+ *	load  = established flows + new flows (above SURE_NEW, 64 of them count as one)
  *	delay = extra + (load + 1) * unit
  *
  * This is HLB's (l + 1) / w (section IV-B3), with unit = 1 / w. User space writes the price: unit,
@@ -47,7 +47,7 @@
 #define MAX_SCORE ((1ULL << (63 - RANK_SCORE_SHIFT)) - 1)
 /* The rank of a server that takes no new flows, and of a place without a server. */
 #define RANK_NONE (~0ULL >> 1)
-/* A ranking of all servers has fewer levels than this: 8^6 is more than MAX_SERVERS. */
+/* A ranking of all servers has no more levels than this: 8^6 is more than MAX_SERVERS. */
 #define RANK_LEVELS 6
 
 struct {
