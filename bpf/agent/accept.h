@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Accept policies: whether this server accepts an offered connection. The policies `static` and
- * `dynamic` are algorithms 1 and 2 of 6LB. (SRLB prints algorithm 2, too, but there the attempts
- * never accumulate.)
+ * `dynamic` are algorithms 1 and 2 of 6LB. (SRLB prints algorithm 2, too, with an error: there the
+ * attempts never accumulate.)
  */
 #ifndef SEGUE_AGENT_ACCEPT_H
 #define SEGUE_AGENT_ACCEPT_H

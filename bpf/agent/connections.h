@@ -16,7 +16,7 @@ volatile __u64 node_netns;
 
 #define IPV6_FAMILY 10 /* AF_INET6 */
 
-/* The address and port of this host. An IPv4 client of an IPv6 socket has an IPv4-mapped address,
+/* The address and port of this host. An IPv6 socket with an IPv4 client has IPv4-mapped addresses,
  * which is the form of IPv4 addresses in the tables. */
 static __always_inline void local_end(const struct bpf_sock_ops *ops, struct in6_addr *address,
 				      __be16 *port)
@@ -50,7 +50,7 @@ static __always_inline void remote_end(const struct bpf_sock_ops *ops, struct in
 	} else {
 		map_ipv4(address, ipv4);
 	}
-	*port = bpf_htons(bpf_ntohl(ops->remote_port)); /* unlike local_port */
+	*port = bpf_htons(bpf_ntohl(ops->remote_port)); /* in network order, unlike local_port */
 }
 
 /*
@@ -154,7 +154,7 @@ static __always_inline void count_open(struct bpf_sock_ops *ops)
 	follow_states(ops);
 }
 
-/* Ends the count of a connection when the server closes its side, or the connection is reset. */
+/* Stops counting a connection when the server closes its side, or the connection is reset. */
 static __always_inline void count_end(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *socket = ops->sk;

@@ -81,9 +81,9 @@ static __always_inline __u32 restored_echo(struct xdp_md *ctx, const struct pack
 	return is_after(latest, range.last) ? range.last : latest;
 }
 
-/* Enters the flow of a packet that completes the handshake, before the stack makes the socket. The
- * cookie of an entry stays. A flood may have evicted the entry: then the new one has the cookie in
- * the packet, `echoed`. */
+/* Enters the flow of a packet that completes the handshake, before the stack makes the socket. If
+ * the flow has an entry with a cookie, that cookie stays. A flood may have evicted the entry: then
+ * the new one gets the cookie of the packet, `echoed`. */
 static __always_inline void enter_acknowledged(const struct envelope *envelope,
 					       const struct packet *pkt, __u8 echoed)
 {

@@ -265,8 +265,8 @@ agent_entry_to_replace(const struct agent_flow_place *place, __u32 now)
 	return best;
 }
 
-/* Finds a place for a balancer's locator. If none is free, it takes the place of another balancer,
- * whose entries then fail their checks. */
+/* Returns the place of a balancer's locator, or gives it a free one. If none is free, it takes the
+ * place of another balancer, whose entries then fail their checks. */
 static __always_inline __u32 agent_balancer_place(__u64 locator)
 {
 	__u32 first = spread(locator) >> (64 - AGENT_BALANCER_BITS);

@@ -24,9 +24,9 @@ static __always_inline bool keeps_cookie(const struct local_flow *flow, int kind
 }
 
 /*
- * Handles a SYN of a connection that this server has. The stack decides what the SYN means. Here
- * only the flow's entry may change. If the balancer asks for a cookie, a half-open flow is entered
- * with the cookie, and any other entry stays as it is. If the balancer asks for none:
+ * Handles a SYN of a connection that this server has. The stack decides what the SYN means. This
+ * function changes only the flow's entry. If the balancer asks for a cookie, a half-open flow is
+ * entered with the cookie, and any other entry stays as it is. If the balancer asks for none:
  *
  *	- The entry of a half-open flow with a cookie stays as it is.
  *	- Any other half-open flow waits, and so does a flow that waited before: the server's next
@@ -191,8 +191,9 @@ static __always_inline void note_known(const struct envelope *envelope, const st
 	update_agent_flow(flow, envelope, next_agent_state(pkt, flow, otherwise));
 }
 
-/* Handles ack-stickiness. If this server does not have the flow, the stack resets it, and the reset
- * signals the end to the balancer (signal.h). */
+/* Handles ack-stickiness: notes that the balancer knows the flow. The packet is delivered in any
+ * case. If this server does not have the flow, the stack resets it, and the reset signals the end
+ * to the balancer (signal.h). */
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
@@ -223,8 +224,8 @@ static __always_inline bool may_reset_now(void)
 	return take_token(bpf_map_lookup_elem(&resets, &key));
 }
 
-/* Handles a packet of a flow that no server has: the stack resets the connection, if the service is
- * configured so. ICMP errors are dropped. */
+/* Handles a packet of a flow that no server has: delivers it, so that the stack resets the
+ * connection, if the service is configured so. Otherwise drops it, as it drops ICMP errors. */
 static __always_inline enum agent_reason refuse_unknown_flow(const struct packet *pkt)
 {
 	struct service_key key = {};
@@ -296,7 +297,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 }
 
 /* Handles a later fragment. If it is steered, it goes where its packet's first fragment went: here,
- * or to the next server. With any other function, it is delivered. */
+ * or to the next server, if there is one. With any other function, it is delivered. */
 static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
 							       const struct client_packet *client)
 {

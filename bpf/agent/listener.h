@@ -129,8 +129,10 @@ static __always_inline void note_forwarded(const struct sent *sent)
 	if ((sent->tcp_flags & flags) != (TCP_SYN | TCP_ACK))
 		return;
 	state = find_listener(&sent->flow, &key);
+	if (state && *state == LISTENER_ELSEWHERE)
+		return;
 	/* Without a state, the packet may be of no service. */
-	if (state ? *state != LISTENER_ELSEWHERE : !!bpf_map_lookup_elem(&segment_sizes, &key))
+	if (state || bpf_map_lookup_elem(&segment_sizes, &key))
 		bpf_map_update_elem(&listeners, &key, &elsewhere, BPF_ANY);
 }
 

@@ -64,7 +64,7 @@ struct backlog {
 	__u32 young;   /* half-open, and the SYN-ACK was sent once: for at most a second */
 };
 
-/* Whether the kernel has a connection for the flow, be it half-open. */
+/* Whether the kernel has a connection for the flow. A half-open one counts. */
 static __always_inline bool is_live(int kinds)
 {
 	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);
@@ -110,7 +110,8 @@ static __always_inline void read_backlog(struct bpf_sock *listener, struct backl
 	backlog->young = tcp->inet_conn.icsk_accept_queue.young.counter;
 }
 
-/* Whether the application listens. No client has port 0, so the lookup finds only listeners. */
+/* Whether the application listens. If so, sets the backlog, unless that is NULL. No client has port
+ * 0, so the lookup finds only listeners. */
 static __always_inline bool is_listening(void *ctx, const struct flow_key *key,
 					 struct backlog *backlog)
 {

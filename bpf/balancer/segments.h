@@ -35,8 +35,8 @@ struct segments {
 	 * known_sid, which is then read only when the SID is written. */
 	__u32 first_sid, sid, last_sid;
 	__u32 columns;
-	/* The routing header contains all servers, because servers write into their own entries.
-	 * Otherwise an encapsulation may leave out the first server. */
+	/* Whether the routing header has to contain all servers, because servers write into their
+	 * own entries. If not, an encapsulation may leave out the first server. */
 	bool keeps_whole;
 	__u8 pad[3];
 	const struct server *first_server; /* server[0] */

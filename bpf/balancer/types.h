@@ -58,7 +58,8 @@ struct service_rule {
 
 /* What placement and persistence know of each other and of the service's servers. */
 enum rule_flags {
-	/* The candidate table in force is number 2 id + 1; without the flag, 2 id. */
+	/* The candidate table in force is number 2 * id + 1; without the flag, 2 * id. `id` is the
+	 * service's. */
 	RULE_TABLE = 1 << 0,
 	RULE_TAKES_FLOWS = 1 << 1,    /* at least one server takes new flows */
 	RULE_HALF_OPEN = 1 << 2,      /* servers answer offers, or did until lately */
@@ -155,7 +156,7 @@ enum server_flags {
  * the slot is in use. A single store replaces next_hop.
  */
 struct server {
-	__u64 next_hop;		 /* NEXT_HOP_*; 0: not resolved */
+	__u64 next_hop;		 /* MAC address and port (NEXT_HOP_PORT); 0: not resolved */
 	__u32 flags;		 /* enum server_flags */
 	__u32 service;		 /* its id */
 	struct in6_addr address; /* locator, or the tunnel's far end */
@@ -347,7 +348,7 @@ enum estimator {
  * What user space has inferred about a server. The next process continues with `state`, and readers
  * show the numbers. The numbers have PRICE_SHIFT; 0: not known.
  */
-#define ESTIMATE_STATE 300 /* StateSize in internal/infer/state.go, and some more */
+#define ESTIMATE_STATE 300 /* at least StateSize in internal/infer/state.go */
 struct estimate {
 	__u64 time;	/* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
 	__u64 told;	/* when the server told its own load; 0: it has told none that counts */

@@ -35,7 +35,8 @@ struct fragment_flow {
 
 #define MAX_FRAGMENTED 65536
 
-/* The oldest entry is evicted, so a flood of fragments takes no more memory. */
+/* The flows of fragmented packets. The oldest entry is evicted, so a flood of fragments takes no
+ * more memory. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_FRAGMENTED);

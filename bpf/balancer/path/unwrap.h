@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reads a server's signal, and takes it off the packet to the client that carries it. There are two
- * formats (docs/understand/protocol.md):
+ * Reads a server's signal, and takes it off the packet that carries it to the balancer and is meant
+ * for the client. There are two formats (docs/understand/protocol.md):
  *
  *	srv6-insert	VIP -> balancer's SID, routing header (server, balancer's SID,
  *			client) with one segment left, TCP

@@ -12,8 +12,8 @@
 
 #include "balancer/place/order.h"
 
-/* The most segments that a packet can visit without becoming too long for its path. `whole`: an
- * encapsulation keeps the whole list. */
+/* The most segments that a packet can visit without becoming too long for its path. `whole`: the
+ * header contains all of them (keeps_whole). */
 static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
 					   const struct server *first, bool whole)
 {

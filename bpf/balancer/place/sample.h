@@ -16,7 +16,7 @@
 #include "balancer/tables/ranking.h"
 
 /* How many draws there are at most until one finds a server that takes new flows. So many draws
- * find one, even if only one server in a thousand takes new flows. */
+ * nearly always find one, even if only one server in a thousand takes new flows. */
 #define DRAWS_FOR_ONE 4096
 /* How many draws there are at most once a server is found. With two servers that take new flows, 1
  * sample in 32,768 lacks the second. */

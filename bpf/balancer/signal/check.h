@@ -84,12 +84,12 @@ static __always_inline void list_checked(const struct __sk_buff *skb, const stru
 	} else if (is_call && last) {
 		go_to(segments, last - 1, server_at(last - 1));
 	}
-	if (opens)
+	if (opens) {
 		segments->columns = ALL_NO_COLUMN;
-	if (opens)
 		ask(segments, SID_RECOVER, SID_CONNECT_FORCE);
-	else if (!is_call)
+	} else if (!is_call) {
 		ask(segments, SID_DELIVER, SID_DELIVER);
+	}
 }
 
 /* The flags that tell the kernel which headers are added, so that it can compute the checksums of

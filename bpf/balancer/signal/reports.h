@@ -161,8 +161,8 @@ static __always_inline void note_load(struct service_reports *all, __u32 server,
 		move_mean(all, value);
 }
 
-/* Notes the report of a server of the service. A refused report does not drop its signal. False if
- * it is refused. Not inlined: see handle_in_full. */
+/* Notes the report of a server of the service. False: the report is refused. Its signal counts
+ * nevertheless. Not inlined: see handle_in_full. */
 __noinline int note_report(const struct service *service, __u32 server, __u64 report)
 {
 	__u32 serial = report_serial(report), last, id;

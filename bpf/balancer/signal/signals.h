@@ -162,7 +162,7 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 
-/* Exchanges source and destination. */
+/* Exchanges source and destination of a flow key. */
 static __always_inline void reverse(struct flow_key *key)
 {
 	struct in6_addr source = key->source;

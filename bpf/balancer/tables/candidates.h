@@ -173,7 +173,7 @@ static __always_inline bool append_candidate(struct segments *segments, __u32 nu
 	return true;
 }
 
-/* Appends the wanted servers of the first generations of a row to the list, without duplicates.
+/* Appends the wanted servers of the newest `generations` of a row to the list, without duplicates.
  * Returns whether the row has other servers of the service, which are not wanted. Not inlined: see
  * handle_in_full. */
 __noinline int list_row(const struct service *service, __u32 generations, __u32 bucket,
@@ -240,8 +240,8 @@ static __always_inline void list_own_row(const struct service *service, __u32 bu
 		list_own(service, bucket, false, segments);
 }
 
-/* How many rows are searched for one server that takes new flows. The servers of this many
- * rows include one, even if only one server in a thousand takes new flows. */
+/* How many rows are searched for one server that takes new flows. The servers of this many rows
+ * nearly always include one, even if only one server in a thousand takes new flows. */
 #define ROWS_FOR_ONE 4096
 /* How many rows are searched for as many servers as a row has. */
 #define ROWS_FOR_MORE 9
@@ -271,9 +271,9 @@ static __always_inline void add_found(const struct search_context *in, __u32 num
 {
 	struct search *search = in->search;
 	__u32 column = search->row ? NO_COLUMN : COLUMN(search->place);
+	bool is_new = !in->segments || append_candidate(in->segments, number, column);
 
-	if (in->segments && !append_candidate(in->segments, number, column) && search->row &&
-	    number != search->first)
+	if (!is_new && search->row && number != search->first)
 		return;
 	if (number == search->first)
 		search->first = NO_SERVER;

@@ -116,7 +116,7 @@ static __always_inline __u64 lowest_of(const struct rank_line *line)
 		     lower(lower(node[4], node[5]), lower(node[6], node[7])));
 }
 
-/* How many lines hold so many nodes. */
+/* How many lines this number of nodes fills. */
 static __always_inline __u32 lines_of(__u32 nodes)
 {
 	return (nodes + RANKS_PER_LINE - 1) / RANKS_PER_LINE;
