@@ -63,8 +63,8 @@ static __always_inline bool was_accepted(const struct local_flow *flow, int kind
 
 /* Whether the server compares its load with those of other candidates. The last one does so under
  * any policy if no application listens: then any load is lower than its own. */
-static __always_inline bool compares(const struct envelope *envelope,
-				     const struct acceptance *acceptance, bool listens)
+static __always_inline bool must_compare(const struct envelope *envelope,
+					 const struct acceptance *acceptance, bool listens)
 {
 	return acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED ||
 	       (!listens && is_last_server(envelope));
@@ -88,7 +88,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 		return OFFER_REFUSED;
 	if (!listens && !dry_run)
 		set_refused(&pkt->key);
-	if (compares(envelope, acceptance, listens))
+	if (must_compare(envelope, acceptance, listens))
 		result = decide_least(ctx, envelope, acceptance, key, listens, backlog, &own);
 	else if (is_last_server(envelope))
 		result = OFFER_FORCED;
@@ -155,7 +155,7 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	/* This comes first, so that the entry's cache line is loaded during the search for
 	 * sockets. */
 	find_agent_flow(&pkt->key, &flow);
-	kinds = find_local(ctx, pkt, &backlog);
+	kinds = find_socket_kinds(ctx, pkt, &backlog);
 	if (is_live(kinds)) {
 		handle_repeated_syn(&flow, envelope, kinds);
 		return AGENT_NONE;
@@ -202,7 +202,7 @@ handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct pac
 	find_agent_flow(&pkt->key, &flow);
 	/* A SYN, FIN or RST makes an entry only if there is a socket. */
 	if (is_entered(&flow) || !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) ||
-	    is_live(find_local(ctx, pkt, NULL)))
+	    is_live(find_socket_kinds(ctx, pkt, NULL)))
 		note_known(envelope, pkt, &flow);
 	return AGENT_NONE;
 }
@@ -275,7 +275,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	int kinds = find_local(ctx, pkt, NULL);
+	int kinds = find_socket_kinds(ctx, pkt, NULL);
 	struct local_flow flow;
 
 	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE))

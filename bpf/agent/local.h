@@ -218,7 +218,8 @@ static __always_inline bool is_over(struct bpf_sock *socket)
  * not count if the packet acknowledges the SYN-ACK of another server. If there is a listener, it
  * sets the backlog, unless that is NULL. Not inlined: the verifier walks it once.
  */
-__noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct backlog *backlog)
+__noinline int find_socket_kinds(struct xdp_md *ctx, const struct packet *pkt,
+				 struct backlog *backlog)
 {
 	struct bpf_sock *socket;
 	int kinds;

@@ -61,7 +61,7 @@ static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query
 		return;
 	}
 	query->state = socket_state(ctx, &pkt.key);
-	query->kinds = find_local(ctx, &pkt, &backlog);
+	query->kinds = find_socket_kinds(ctx, &pkt, &backlog);
 	query->backlog = backlog;
 }
 

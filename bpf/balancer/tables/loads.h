@@ -72,7 +72,7 @@ static __always_inline __u64 not_negative(__s64 number)
 }
 
 /* The lower of two numbers below 2^63, without a branch. */
-static __always_inline __u64 lower(__u64 a, __u64 b)
+static __always_inline __u64 lower_of(__u64 a, __u64 b)
 {
 	return a - not_negative(a - b);
 }
@@ -101,8 +101,8 @@ static __always_inline __u64 next_load(const struct load *load)
 	__u64 flows = flows_of(load), new = new_of(load, flows);
 	__u64 next = established_of(flows) + 1;
 
-	next += lower(new, SURE_NEW) + (not_negative(new - SURE_NEW) >> FLOOD_SHIFT);
-	return lower(next, MOST_FLOWS);
+	next += lower_of(new, SURE_NEW) + (not_negative(new - SURE_NEW) >> FLOOD_SHIFT);
+	return lower_of(next, MOST_FLOWS);
 }
 
 #endif

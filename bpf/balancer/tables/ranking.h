@@ -88,7 +88,7 @@ static __always_inline __u64 score_of(const struct load *load)
 
 	barrier_var(no_trials);
 	delay += (waits | load->is_away) << PRICE_SHIFT;
-	return lower(delay, MAX_SCORE) & no_trials;
+	return lower_of(delay, MAX_SCORE) & no_trials;
 }
 
 /* The rank of a server in this slot with this load. */
@@ -112,8 +112,8 @@ static __always_inline __u64 lowest_of(const struct rank_line *line)
 {
 	const volatile __u64 *node = line->node;
 
-	return lower(lower(lower(node[0], node[1]), lower(node[2], node[3])),
-		     lower(lower(node[4], node[5]), lower(node[6], node[7])));
+	return lower_of(lower_of(lower_of(node[0], node[1]), lower_of(node[2], node[3])),
+			lower_of(lower_of(node[4], node[5]), lower_of(node[6], node[7])));
 }
 
 /* How many lines this number of nodes fills. */
