@@ -192,7 +192,7 @@ static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet
 
 /*
  * Whether the connection of a socket with the state TIME_WAIT is over, except for late packets.
- * Linux uses such a socket also for a connection that the application has closed and the client has
+ * Linux also uses such a socket for a connection that the application has closed and the client has
  * not: that connection is not over. Listeners with multipath TCP have sockets of another type,
  * which begin with the same structure: see read_sent_isn().
  */

@@ -68,7 +68,7 @@ static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct p
 	return why;
 }
 
-/* Finds the servers of a fragment or an ICMP error, which does not change its flow. */
+/* Finds the servers of a fragment or an ICMP error. Such a packet does not change its flow. */
 static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   struct segments *segments)

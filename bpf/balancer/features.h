@@ -12,7 +12,7 @@
 
 /* The bits of the mask. The lowest bits are the placements, by enum placement. */
 enum feature {
-	FEATURE_PERSISTENCES = 16, /* the persistences from here on, by enum persistence */
+	FEATURE_PERSISTENCES = 16, /* the lowest bit of the persistences, by enum persistence */
 	FEATURE_HINTS = 20,	   /* there is a hint table, and a service uses it */
 	FEATURE_COUNT,
 };

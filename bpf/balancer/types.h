@@ -43,7 +43,7 @@ enum placement {
 enum persistence {
 	PERSISTENCE_TABLE,     /* the flow table has the server of each flow */
 	PERSISTENCE_STATELESS, /* each packet names the server, by a cookie */
-	PERSISTENCE_HINT,      /* a small table names a probable server, which checks */
+	PERSISTENCE_HINT,      /* a small table names a probable server, which checks the hint */
 	PERSISTENCE_QUIC,      /* the connection IDs of QUIC name the server */
 };
 

@@ -26,7 +26,7 @@ struct {
 
 const volatile __u32 table_shift; /* 64 less the bits of a word's number */
 
-/* Encapsulates the packet. `found` is a word of the table, which becomes part of the server's
+/* Encapsulates the packet. `found` is a word of the table: it becomes part of the server's
  * address. */
 static __always_inline int encapsulate(struct xdp_md *ctx, __u32 found)
 {

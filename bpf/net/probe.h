@@ -2,8 +2,8 @@
 /*
  * Probes: a balancer asks an agent which version of the protocol the agent speaks, whether it
  * serves a VIP, and whether the application of a service refuses connections. A probe takes the
- * path of data packets. Both programs share this header; docs/understand/protocol.md describes the
- * packets.
+ * path of data packets. The programs of balancer and agent share this header;
+ * docs/understand/protocol.md describes the packets.
  *
  *	probe	a packet from the balancer to the VIP, with a probe_request as its data, in the
  *		service's encapsulation and with the function `probe`

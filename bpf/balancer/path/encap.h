@@ -275,7 +275,7 @@ static __always_inline bool write_srv6_encap(const struct encap *encap)
 	return write_segments(srh->segment, encap, !encap->segments->keeps_whole);
 }
 
-/* The checksum of an IPv4 header without options, whose checksum field is 0. */
+/* The checksum of an IPv4 header that has no options, and 0 in its checksum field. */
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 {
 	const __u16 *half = (const __u16 *)ip;

@@ -174,7 +174,7 @@ static __always_inline bool append_candidate(struct segments *segments, __u32 nu
 }
 
 /* Appends the wanted servers of the newest `generations` of a row to the list, without duplicates.
- * Returns whether the row has other servers of the service, which are not wanted. Not inlined: see
+ * Returns whether the row also has servers of the service that are not wanted. Not inlined: see
  * handle_in_full. */
 __noinline int list_row(const struct service *service, __u32 generations, __u32 bucket,
 			__u32 wanted, struct segments *segments)

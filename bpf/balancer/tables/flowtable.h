@@ -501,7 +501,7 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 	return change_way(flow, find_way(flow, old), old, new);
 }
 
-/* Notes an event of a known flow, which stays with its server. It writes only if the state or the
+/* Notes an event of a known flow that stays with its server. It writes only if the state or the
  * tick differs from that in the entry, so that cores can share the cache line. True: it has changed
  * the entry. */
 static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)

@@ -17,8 +17,8 @@
 /*
  * How many of a server's flows in the state FLOW_NEW count fully. Without a flood a server has
  * fewer, because a flow is new for a round trip only. A flood of SYNs makes many more, for which no
- * server works. Of those beyond SURE_NEW, 64 count as one, so that the flood is still spread over
- * all servers.
+ * server works. Beyond SURE_NEW, every 64 count as one, so that the flood is still spread over all
+ * servers.
  */
 #define SURE_NEW 16
 #define FLOOD_SHIFT 6
