@@ -428,11 +428,11 @@ func (b *Balancer) showVLANTags() {
 	}
 }
 
-// followInterfaces stores the current links of the sides' interfaces, and writes changed MAC
-// addresses to the programs. It returns an error if an interface was removed or created again: the
-// new interface has no program, and only another start attaches one.
+// followInterfaces stores the current links of the sides' interfaces, and tells the programs and
+// the path of checks what has changed. It returns an error if an interface was removed or created
+// again: the new interface has no program, and only another start attaches one.
 func (b *Balancer) followInterfaces(now []nexthop.Link) error {
-	changed, egress := false, b.own[len(b.own)-1]
+	changed, egressBefore := false, b.own[len(b.own)-1]
 	for i, name := range b.cfg.Node.Interfaces() {
 		before := b.own[i]
 		if b.attached && now[i].Index != before.Index {
@@ -444,7 +444,7 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 		}
 	}
 	b.own = now
-	if b.attached && egress != now[len(now)-1] {
+	if b.attached && egressBefore != now[len(now)-1] {
 		b.leadChecks()
 	}
 	if changed {
@@ -485,7 +485,7 @@ func (b *Balancer) reload(
 	if generations == nil {
 		generations = b.generations.NextOf(cfg.Services, diff.has)
 	}
-	losses := b.losses(diff) // their numbers of flows are known only before reconcile
+	losses := b.losses(diff) // after reconcile, the numbers of lost flows would be unknown
 	// If the change does not concern the resolver, the checker and the prober, they keep their
 	// targets.
 	watched := b.services.watchedOf(diff)

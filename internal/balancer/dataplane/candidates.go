@@ -209,8 +209,8 @@ type numberedTable struct {
 	table  *ebpf.Map
 }
 
-// put puts tables into a map of maps, in place of those that have their numbers. After an error,
-// some of them may be in place. put then removes the pins of the tables that are not in place.
+// put puts tables into a map of maps, in place of those that had their numbers before. After an
+// error, some of them may be in place. put then removes the pins of the tables that are not.
 // During a takeover, the end of the takeover removes these pins.
 func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	err := p.putAll(outer, tables)
@@ -291,8 +291,8 @@ func innerID(outer *ebpf.Map, number uint32) (ebpf.MapID, error) {
 	return ebpf.MapID(id), err
 }
 
-// openInner opens an element of a map of maps of the instance with the directory. Its errors are
-// those of innerID and of opening the map.
+// openInner opens an element of a map of maps. The argument dir is the directory of the instance's
+// pins. The errors are those of innerID and of opening the map.
 func openInner(dir string, outer *ebpf.Map, number uint32) (*ebpf.Map, error) {
 	id, err := innerID(outer, number)
 	if err != nil {

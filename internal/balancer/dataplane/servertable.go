@@ -87,8 +87,8 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 // NoService is a number that no service has.
 const NoService = ^uint32(0)
 
-// SetService makes the slot's server one of the service with this number, or of none: then no
-// packet of a service goes to it.
+// SetService makes the slot's server one of the service with this number. With NoService, no packet
+// of a service goes to the server.
 func (t *ServerTable) SetService(slot, service uint32) {
 	atomic.StoreUint32(&t.servers[slot].Service, service)
 }
@@ -173,8 +173,8 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
 }
 
-// restore makes a slot as it was. If the slot was in use, it still has the same server, and only
-// its flags, its next hop, its function, its rank and its varied sources can differ.
+// restore gives a slot its earlier content. If the slot was in use, it still has the same server,
+// and only its flags, its next hop, its function, its rank and its varied sources can differ.
 func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	if server.Flags == 0 { // it was not in use: packets must not see a mixture
 		t.SetFlags(slot, 0)

@@ -28,10 +28,10 @@ type tableCopier struct {
 	memory  []byte
 }
 
-// parsedCopier is the specification of this build's program, as parsed.
+// parsedCopier returns the specification of the program. It parses the object only once.
 var parsedCopier = sync.OnceValues(loadCopier)
 
-// nameCopiedWords gives the section of the words its name and its size.
+// nameCopiedWords gives the map of the words its name and its size.
 func nameCopiedWords(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, copiedWordsSection, copiedWordsMap, copiedSize)
 }
