@@ -490,12 +490,7 @@ func (b *Balancer) reload(
 	// targets.
 	watched := b.services.watchedOf(diff)
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
-		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
-			b.log.Error("restore the configuration before", "error", undo)
-			b.resolver.SetTargets(ctx, targetsOf(b.cfg))
-			return err
-		}
-		b.setTargets(ctx) // the restored servers may have other slots than before
+		b.restore(ctx)
 		return err
 	}
 	// From here on, the new state is in force. The rest cannot fail.
@@ -522,6 +517,16 @@ func (b *Balancer) reload(
 		b.publish(b.services.byName[name])
 	}
 	return nil
+}
+
+// restore puts the running configuration in force again, after a reload has failed.
+func (b *Balancer) restore(ctx context.Context) {
+	if err := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); err != nil {
+		b.log.Error("restore the configuration before", "error", err)
+		b.resolver.SetTargets(ctx, targetsOf(b.cfg))
+		return
+	}
+	b.setTargets(ctx) // the restored servers may have other slots than before
 }
 
 // widen replaces the programs if they lack features that a desired state needs. It is called before

@@ -166,8 +166,8 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 }
 
 // nextHops returns the next hops in the server table, by target, as an earlier process has noted
-// them. A server that once had a route of its own and has no next hop now is in the map as well,
-// with a Hop that has neither MAC address nor interface.
+// them. A server that once had a route of its own, and has no next hop now, has a Hop without MAC
+// address and interface: it must not fall back to the default route.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range serversOf(b.cfg) {

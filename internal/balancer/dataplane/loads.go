@@ -59,9 +59,9 @@ func (t *LoadTable) close() error {
 	return errors.Join(errs...)
 }
 
-// Flows returns the numbers of flows of the slot's server in both flow tables: those of which one
-// packet was seen, and those that are established and not silent. A number that is below 0 for a
-// moment (bpf/balancer/tables/loads.h) is returned as 0.
+// Flows returns two numbers of flows of the slot's server in both flow tables: flows of which one
+// packet was seen, and established flows that are not silent. A number that is below 0 for a moment
+// (bpf/balancer/tables/loads.h) is returned as 0.
 func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
 	return t.numbers(slot).current()
 }

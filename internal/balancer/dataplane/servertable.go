@@ -37,6 +37,7 @@ type ServerTable struct {
 	servers []balancerServer
 }
 
+// serverTable returns the servers in a directory. Each map by slot has the same number of slots.
 func (t *Maps) serverTable(in *Directory) *ServerTable {
 	return &ServerTable{in.Servers[:t.ServerSignals.MaxEntries()]}
 }

@@ -63,8 +63,8 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 	return nil
 }
 
-// read fills words with those at the beginning of a candidate table. It returns an error if the
-// table has fewer words.
+// read copies the beginning of a candidate table to words. It returns an error if the table has
+// fewer words.
 func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
 	for first := 0; first < len(words); first += copiedWords {
 		part := words[first:min(first+copiedWords, len(words))]

@@ -328,10 +328,12 @@ func (v *View) server(
 		server.Flows = &flows.Flows
 	}
 	if service.Inference != nil {
-		server.Inferred, err = v.inferred(slot, service.Inference)
+		if server.Inferred, err = v.inferred(slot, service.Inference); err != nil {
+			return nil, err
+		}
 	}
 	if !service.Placement.Method().ServersDecide {
-		return server, err
+		return server, nil
 	}
 	signals, err := v.tables.ServerSignals(slot)
 	if err != nil {
