@@ -430,7 +430,7 @@ func (b *Balancer) showVLANTags() {
 
 // followInterfaces stores the current links of the sides' interfaces, and tells the programs and
 // the path of checks what has changed. It returns an error if an interface was removed or created
-// again: the new interface has no program, and only another start attaches one.
+// again: the new interface has no program, and only a restart attaches one.
 func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 	changed, egressBefore := false, b.own[len(b.own)-1]
 	for i, name := range b.cfg.Node.Interfaces() {

@@ -182,7 +182,8 @@ func inputOf(svc *service, g serversets.Generation) tableInput {
 	p.sets = slices.Clone(p.sets)
 	former := slices.DeleteFunc(p.sets[1:], func(s serversets.Set) bool {
 		// In rows of another length, cookies and hints would mean other columns.
-		return !p.sets[0].CanHold(s) || p.columns && s.Candidates != p.sets[0].Candidates
+		hasOtherColumns := p.columns && s.Candidates != p.sets[0].Candidates
+		return hasOtherColumns || !p.sets[0].CanHold(s)
 	})
 	p.sets = p.sets[:1+len(former)]
 	for _, m := range svc.members {
@@ -283,7 +284,7 @@ func (s *services) place(p *ruleChange) error {
 	// Until settle, packets may still use the table before, or still use known_sid to compare
 	// cookies.
 	swapsTable := rule.Table() != svc.rule.Table()
-	losesCookies := svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
+	losesCookies := svc.takesPlainPath() && !svc.Persistence.Method().HasCookies
 	svc.rule, svc.builtFrom = rule, p.input
 	if swapsTable || losesCookies {
 		s.admitUsable(svc)
@@ -307,18 +308,18 @@ func (s *services) settle() error {
 		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
 	}
 	for _, svc := range s.swapped {
-		s.setKnown(svc, svc.known)
+		s.setKnownSID(svc, svc.knownSID)
 		s.admit(svc)
 	}
 	s.swapped = nil
 	return nil
 }
 
-// setKnown sets what packets of known flows ask of a service's servers.
-func (s *services) setKnown(svc *service, known dataplane.Known) {
-	svc.known = known
+// setKnownSID sets what packets of known flows ask of a service's servers.
+func (s *services) setKnownSID(svc *service, known dataplane.KnownSID) {
+	svc.knownSID = known
 	for _, m := range svc.members {
-		s.plane.Servers.SetKnown(m.slot, known)
+		s.plane.Servers.SetKnownSID(m.slot, known)
 	}
 }
 
@@ -418,7 +419,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		s.setKnown(svc, knownOf(svc.Service, s.hasHints))
+		s.setKnownSID(svc, knownSIDOf(svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -498,6 +499,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		s.setKnown(svc, knownOf(svc.Service, s.hasHints))
+		s.setKnownSID(svc, knownSIDOf(svc.Service, s.hasHints))
 	}
 }

@@ -181,9 +181,9 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !noted.Routed { // nothing is known of the target's route
 			continue
 		}
-		hop, seen := hops[target(server)] // seen: another service has the target too
-		// A target's servers share its route: it is the default route if none of them had its own.
-		hop.Default = !noted.Routed && (hop.Default || !seen)
+		hop, isShared := hops[target(server)] // with a server of another service
+		// The route of a target is the default route if none of its servers had its own.
+		hop.Default = !noted.Routed && (!isShared || hop.Default)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)
 			hop.Link.Index = b.plane.Ports.Ifindex(port)

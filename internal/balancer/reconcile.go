@@ -308,14 +308,14 @@ func (s *services) checkRoom(more int) error {
 // its health checks now ask for something else, it awaits its first check again.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := want.service
-	svc.known = s.knownFor(svc, cfg)
-	known := svc.known
-	if svc.usesKnownAsCookie() {
+	svc.knownSID = s.knownSIDFor(svc, cfg)
+	known := svc.knownSID
+	if svc.takesPlainPath() {
 		// Packets of the rule before still use known_sid on the plain path
 		// (lookup_stateless_plain). Until settle, these packets must ask servers to compare the
 		// cookie: a server must not deliver a packet whose cookie leads elsewhere. The condition is
 		// false for a service with former flows, because none of its packets takes the plain path.
-		known = knownOf(&desired.Service{
+		known = knownSIDOf(&desired.Service{
 			Persistence: desired.PersistenceStateless, Candidates: int(svc.rule.Candidates()),
 		}, s.hasHints)
 	}
@@ -356,14 +356,14 @@ func checksOf(svc *desired.Service) map[string]*health.Target {
 	return checks
 }
 
-// knownFor returns what packets of known flows ask of the servers of a service that gets another
+// knownSIDFor returns what packets of known flows ask of the servers of a service that gets another
 // configuration. It depends on what the service's rule was before.
-func (s *services) knownFor(svc *service, cfg *desired.Service) dataplane.Known {
-	known := knownOf(cfg, s.hasHints)
+func (s *services) knownSIDFor(svc *service, cfg *desired.Service) dataplane.KnownSID {
+	known := knownSIDOf(cfg, s.hasHints)
 	if cfg.FindsByColumn() && svc.hasFormerFlows() {
 		// The flows that the flow table knows carry no cookies. With this function, a server also
 		// takes the repeated SYN of a known flow, if the first one was lost.
-		known = dataplane.Known{Function: srv6.Deliver}
+		known = dataplane.KnownSID{Function: srv6.Deliver}
 	}
 	if svc.rule.HasHalfOpen() {
 		// Until huntsEnd, servers still wait for the acknowledgement that the balancer knows the
@@ -404,7 +404,7 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 	return keys
 }
 
-// knownOf returns what packets of known flows ask of a service's servers:
+// knownSIDOf returns what packets of known flows ask of a service's servers:
 //
 //   - With cookies, a server checks whether it has the flow. The argument has the width of the
 //     cookie. If the balancer has hints, the server returns a packet whose flow it does not have.
@@ -413,19 +413,19 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 //   - For other services that do not hunt, a server just delivers the packet.
 //   - For a service that hunts, the packet acknowledges that the balancer knows the flow, which the
 //     server waits for. If load reports order the servers, the packet also asks for a report.
-func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
+func knownSIDOf(svc *desired.Service, hasHints bool) dataplane.KnownSID {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:
-		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
+		return dataplane.KnownSID{Function: srv6.Steer, Argument: srv6.Offer{
 			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist/cookie.h
 			Returns: hasHints,
 		}.Argument()}
 	case persistence.ByColumn:
-		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
+		return dataplane.KnownSID{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
 	case !svc.ServersDecide():
-		return dataplane.Known{Function: srv6.Deliver}
+		return dataplane.KnownSID{Function: srv6.Deliver}
 	}
-	return dataplane.Known{
+	return dataplane.KnownSID{
 		Function: srv6.AckStickiness,
 		Argument: srv6.Offer{WantsReport: svc.OrdersByReports()}.Argument(),
 	}

@@ -19,7 +19,7 @@ type service struct {
 	rule      dataplane.ServiceRule
 	members   []*member
 	named     map[string]*member // the members by name
-	known     dataplane.Known    // what packets of known flows ask of its servers, after settle
+	knownSID  dataplane.KnownSID // what packets of known flows ask of its servers, after settle
 	follows   *serviceState      // what the data path follows; nil: reconcile has to change it
 	label     dataplane.ServiceLabel
 	builtFrom tableInput       // the input of its candidate table
@@ -117,10 +117,10 @@ func (svc *service) isStateless() bool {
 	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
 
-// usesKnownAsCookie tells whether packets of the service take the plain path of the program
+// takesPlainPath tells whether packets of the service take the plain path of the program
 // (lookup_stateless_plain), which asks servers to compare cookies by known_sid. While there may be
 // former flows, no packet takes this path, and only packets of former flows use known_sid.
-func (svc *service) usesKnownAsCookie() bool {
+func (svc *service) takesPlainPath() bool {
 	return svc.isStateless() && !svc.rule.HasFormerFlows()
 }
 

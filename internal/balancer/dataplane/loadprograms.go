@@ -18,7 +18,7 @@ import (
 
 // Open loads the programs. It opens the tables that an earlier process has left pinned, or makes
 // and pins them. It attaches no program and changes no entry of a table. Open returns an error, and
-// leaves the pins as they are, if the tables have the layout of another build or other limits.
+// leaves the pins as they are, if the tables have another layout or other limits.
 func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
 	spec, err := specFor(&cfg.Node)
 	if err != nil {

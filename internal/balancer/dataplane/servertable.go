@@ -64,11 +64,11 @@ func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[s
 
 // put fills a free slot. It writes the flags last, because they put the slot into use.
 func (t *ServerTable) put(
-	slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags,
+	slot, service uint32, address, source netip.Addr, known KnownSID, flags ServerFlags,
 ) {
 	server := &t.servers[slot]
 	server.Service = service
-	t.SetKnown(slot, known)
+	t.SetKnownSID(slot, known)
 	atomic.StoreUint64(&server.NextHop, 0)
 	server.Address = in6(address)
 	server.Source = in6(source)
@@ -118,14 +118,14 @@ func (t *ServerTable) TakesFlows(slot uint32) bool {
 // setRank stores 1 plus the place of the slot's server in its service's ranking. 0: it has none.
 func (t *ServerTable) setRank(slot, rank uint32) { atomic.StoreUint32(&t.servers[slot].Rank, rank) }
 
-// Known is what packets of known flows ask of a server.
-type Known struct {
+// KnownSID is what packets of known flows ask of a server: a function and its argument.
+type KnownSID struct {
 	Function srv6.Function
 	Argument uint64 // at most srv6.MaxArgument
 }
 
-// SetKnown sets what packets of known flows ask of the slot's server.
-func (t *ServerTable) SetKnown(slot uint32, known Known) {
+// SetKnownSID sets what packets of known flows ask of the slot's server.
+func (t *ServerTable) SetKnownSID(slot uint32, known KnownSID) {
 	low := uint64(known.Function)<<48 | known.Argument // as in a SID, in network order
 	atomic.StoreUint64(&t.servers[slot].KnownSid, bits.ReverseBytes64(low))
 }

@@ -94,7 +94,7 @@ const unusedFlags = FlagDrained | FlagFailing | FlagLeaving | FlagStarting | Fla
 // server keeps the flags that tell whether it gets new flows: packets use its candidate table
 // meanwhile, and the process may end before it knows again whether the server is unfit. A new or
 // retired server gets FlagFailing. Claim returns an error if no slot is free.
-func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFlags) (uint32, error) {
+func (s *Slots) Claim(key ServerKey, service uint32, known KnownSID, flags ServerFlags) (uint32, error) {
 	if slot, ok := s.byKey[key]; ok {
 		return slot, s.renew(slot, service, known, flags)
 	}
@@ -114,7 +114,7 @@ func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFl
 }
 
 // renew is the part of Claim for a server that has a slot.
-func (s *Slots) renew(slot, service uint32, known Known, flags ServerFlags) error {
+func (s *Slots) renew(slot, service uint32, known KnownSID, flags ServerFlags) error {
 	delete(s.retired, slot)
 	if s.plane.Servers.servers[slot].Service != service {
 		if err := s.plane.removeSender(slot); err != nil {
@@ -122,7 +122,7 @@ func (s *Slots) renew(slot, service uint32, known Known, flags ServerFlags) erro
 		}
 	}
 	s.plane.Servers.servers[slot].Service = service
-	s.plane.Servers.SetKnown(slot, known)
+	s.plane.Servers.SetKnownSID(slot, known)
 	present := s.plane.Servers.Flags(slot)
 	if present&FlagInUse == 0 { // the slot was retired
 		flags |= FlagFailing
