@@ -357,7 +357,7 @@ func checksOf(svc *desired.Service) map[string]*health.Target {
 }
 
 // knownSIDFor returns what packets of known flows ask of the servers of a service that gets another
-// configuration. It depends on what the service's rule was before.
+// configuration. The result depends on the service's rule before.
 func (s *services) knownSIDFor(svc *service, cfg *desired.Service) dataplane.KnownSID {
 	known := knownSIDOf(cfg, s.hasHints)
 	if cfg.FindsByColumn() && svc.hasFormerFlows() {

@@ -120,8 +120,8 @@ func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 	return err
 }
 
-// widenSide loads the program of a side with the specification of the outside. It uses the same
-// tables and variables as the program before.
+// widenSide loads a program for a side with the specification of the outside. The program uses the
+// same tables and variables as the one before.
 func (p *Plane) widenSide(t *datapath.Takeover, spec *ebpf.CollectionSpec, number int) error {
 	if number == 1 { // the inside
 		if err := setOutside(spec, false); err != nil {

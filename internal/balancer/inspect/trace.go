@@ -498,8 +498,8 @@ func columnOf(at dataplane.DecidedSegment) *int {
 	return &offer.Column
 }
 
-// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It
-// can vary by flow (node.tunnel-sources).
+// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. The
+// source can vary by flow (node.tunnel-sources).
 func (e *TracedEncapsulation) readSource(sent []byte) {
 	const source, destination, end = ethernetHeader + 12, ethernetHeader + 16, ethernetHeader + 20
 	if !e.Destination.Is4() || len(sent) < end ||
