@@ -91,8 +91,7 @@ func (n *inference) tick(now time.Time) bool {
 	defer n.mu.Unlock()
 	for _, in := range n.byName {
 		in.sample(n.plane.Loads, now)
-		hasAnswers := n.poll(in, now)
-		if hasAnswers || now.Sub(in.stepped) >= in.interval {
+		if hasAnswers := n.poll(in, now); hasAnswers || now.Sub(in.stepped) >= in.interval {
 			n.logProblem(n.step(in, now))
 		}
 	}
