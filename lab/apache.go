@@ -121,8 +121,8 @@ func (n *Node) writeApacheConfig() error {
 // scoreboard returns the path of the ScoreBoardFile of the node's Apache.
 func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
-// apacheLoad completes a load source of the kind apache-scoreboard. If its path is not set, it is
-// that of the node's Apache. If its number of workers is not set, it is that of the node's Apache.
+// apacheLoad completes a load source of the kind apache-scoreboard. If the path or the number of
+// workers is not set, it becomes that of the node's Apache.
 func (n *Node) apacheLoad(s desired.Source) desired.Source {
 	s.Path = cmp.Or(s.Path, n.scoreboard())
 	s.Workers = cmp.Or(s.Workers, uint32(n.lab.Topology.Apache.Workers))

@@ -159,17 +159,18 @@ func (c *Capture) Stop() error {
 	err = errors.Join(err, <-c.done)
 	raw, errRaw := c.socket.SyscallConn()
 	err = errors.Join(err, errRaw)
+	var errMissing error
 	if err == nil {
-		err = raw.Control(func(fd uintptr) {
-			stats, errStats := unix.GetsockoptTpacketStats(
-				int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
-			switch {
-			case errStats != nil:
-				errRaw = errStats
-			case stats.Drops > 0:
-				errRaw = fmt.Errorf("capture: %d of %d packets are missing", stats.Drops, stats.Packets)
-			}
-		})
+		err = raw.Control(func(fd uintptr) { errMissing = requireAll(int(fd)) })
 	}
-	return errors.Join(err, errRaw, c.socket.Close())
+	return errors.Join(err, errMissing, c.socket.Close())
+}
+
+// requireAll returns an error if the kernel dropped packets of a packet socket, or cannot tell.
+func requireAll(socket int) error {
+	stats, err := unix.GetsockoptTpacketStats(socket, unix.SOL_PACKET, unix.PACKET_STATISTICS)
+	if err == nil && stats.Drops > 0 {
+		err = fmt.Errorf("capture: %d of %d packets are missing", stats.Drops, stats.Packets)
+	}
+	return err
 }

@@ -169,7 +169,10 @@ func (d *demo) runService(ctx context.Context, checks []check) {
 			for c := range todo {
 				if failures.Load() >= giveUpAfter {
 					c.err = errNotTried
-				} else if d.do(ctx, c); c.err != nil {
+					continue
+				}
+				d.do(ctx, c)
+				if c.err != nil {
 					failures.Add(1)
 				}
 			}
@@ -378,7 +381,7 @@ type DemoService struct {
 	Requests      int                   `json:"requests"`
 	Failed        int                   `json:"failed"`
 	Bytes         int                   `json:"bytes"`
-	Servers       []string              `json:"servers"` // the names of those that have answered
+	Servers       []string              `json:"servers"` // the names of servers that have answered
 }
 
 // DemoServer counts the requests that a server has answered. A request over TCP is a connection.

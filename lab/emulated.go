@@ -51,7 +51,7 @@ type EmulatedServer struct {
 	Colocated   string `yaml:"colocated,omitempty"`
 }
 
-// withDefaults returns the settings of e. Those that e does not set are those of defaults.
+// withDefaults returns the settings of e. A setting that e does not have is that of defaults.
 func (e EmulatedServer) withDefaults(defaults EmulatedServer) EmulatedServer {
 	return EmulatedServer{
 		Workers:     cmp.Or(e.Workers, defaults.Workers),

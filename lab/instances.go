@@ -84,7 +84,8 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 			// An error means that the pins are of another program or another build, so not of this
 			// lab.
 			attached, _ := datapath.AttachedHere(name)
-			if attached || process != nil && isIn(process.PID, path) {
+			runsHere := process != nil && isIn(process.PID, path)
+			if attached || runsHere {
 				found = append(found, name)
 			}
 		}

@@ -52,9 +52,9 @@ func (l *Lab) buildLinks() error {
 		}
 	}
 	// Connect the client last, so that the two ends have different interface numbers in their
-	// namespaces: the edge router has other interfaces by now. For a veth whose number equals that
-	// of its peer, as for hardware, the kernel may wait up to a second until it reports the link as
-	// up.
+	// namespaces: the edge router has other interfaces by now. If a veth has the same number as its
+	// peer, the kernel treats it like hardware, and may wait up to a second until it reports the
+	// link as up.
 	if err := connect(edge, downlink, client, uplink, l.Topology.MTU.Client); err != nil {
 		return err
 	}

@@ -22,8 +22,8 @@ func prepareForXDP(name string, role Role) error {
 	if err := attachPass(name); err != nil {
 		return fmt.Errorf("attach XDP pass program: %w", err)
 	}
-	// NAPI also enables GRO, which would corrupt packets: it would merge TCP segments inside SRv6
-	// or a tunnel that have only partial checksums.
+	// NAPI also enables GRO, which would corrupt packets: inside SRv6 or a tunnel, it would merge TCP
+	// segments that have only partial checksums.
 	if err := netdev.SetOffloads(name, false, netdev.GRO); err != nil {
 		return err
 	}

@@ -117,7 +117,7 @@ func statOf(pid int) (fields [23]string, err error) {
 	return fields, nil
 }
 
-// withPidfd calls f with a file descriptor of the process, which never refers to another process
+// withPidfd calls f with a file descriptor that refers to the process, and never to a later process
 // with the same PID. If the process has ended, it does nothing and returns nil. It also does
 // nothing if meant returns false: then the PID belongs to a process that the caller does not mean.
 // If the process ends while f runs, it returns nil.

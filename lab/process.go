@@ -70,10 +70,10 @@ func (p *Process) Start(ctx context.Context) error {
 	return nil
 }
 
-// closeInheritedOnExec marks all file descriptors that this process has inherited close-on-exec, so
-// that the processes of the lab do not get them. These processes outlive this one, and would keep
-// the lock of a flock(1), or the end of a pipe, until the lab is removed. Descriptors that Go
-// itself opens have the mark already.
+// closeInheritedOnExec sets close-on-exec for all file descriptors that this process has inherited,
+// so that the processes of the lab do not get them. The lab's processes outlive this one, and would
+// keep the lock of a flock(1), or the end of a pipe, until the lab is removed. For descriptors that
+// it opens, Go sets close-on-exec itself.
 func closeInheritedOnExec() error {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("keep inherited files: %w", err)
@@ -166,7 +166,7 @@ func (p *Process) lastWords() string {
 
 // Stop ends the process with SIGTERM and waits until it has ended. After stopTimeout, Stop kills
 // the process. Stop also kills the remaining processes of its session, such as the workers of an
-// nginx that was killed. If the process does not run, Stop only kills those others.
+// nginx that was killed. If the process does not run, Stop only kills the rest of its session.
 func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 
 // Kill does the same as Stop, but sends SIGKILL instead of SIGTERM.

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// processes returns the processes that run on the node: those that the comment of Lab.Process names
-// for the node's role. Fabric and client have none.
+// processes returns the processes that run on the node, in accordance with its role. The comment of
+// Lab.Process lists them. Fabric and client have none.
 func (n *Node) processes(o Options) []*Process {
 	var list []*Process
 	add := func(name string, p Process) {

@@ -146,7 +146,8 @@ func ParseTopology(text []byte) (Topology, error) { return ParseTopologyIn(text,
 // unless dir is empty.
 func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	t := DefaultTopology()
-	return t, t.parse(text, dir)
+	err := t.parse(text, dir)
+	return t, err
 }
 
 // parse sets the fields that a text in YAML has, and checks the whole topology. Fields that the
@@ -270,8 +271,8 @@ func (t Topology) serviceProblems(fail func(path string, value any, format strin
 			if s.Name == other.Name && s.Name != "" {
 				fail(path+".name", s.Name, "is already used by services[%d]", j)
 			}
-			valid := s.VIP.IsValid() && s.Port != desired.AllPorts
-			if valid && s.Address() == other.Address() && s.Protocol == other.Protocol {
+			hasAddress := s.VIP.IsValid() && s.Port != desired.AllPorts
+			if hasAddress && s.Address() == other.Address() && s.Protocol == other.Protocol {
 				fail(path, "", "services[%d] also has %s %s", j, s.Protocol, s.Address())
 			}
 		}
@@ -328,7 +329,8 @@ func checkConfig[Config, Read any](
 // hasServer tells whether the lab has a server with this name. Servers are named s1, s2 and so on.
 func (t Topology) hasServer(name string) bool {
 	number, err := strconv.Atoi(strings.TrimPrefix(name, "s"))
-	return err == nil && number >= 1 && number <= t.Servers && name == fmt.Sprintf("s%d", number)
+	isInRange := number >= 1 && number <= t.Servers
+	return err == nil && isInRange && name == fmt.Sprintf("s%d", number) // not s01
 }
 
 // hasException tells whether a service has an exception for the server.

@@ -32,8 +32,8 @@ type Reader struct {
 // NewReader returns a reader of the file, which need not exist yet.
 func NewReader(path string) *Reader { return &Reader{path: path} }
 
-// Read returns the sum of the reports of all living processes. It notices at once what a process
-// reports and that another process has begun to report. It notices within CheckInterval that a
+// Read returns the sum of the reports of all living processes. It notices at once what processes
+// report, and that a further process has begun to report. It notices within CheckInterval that a
 // process has ended, that the file was replaced or removed, and that the file has appeared.
 //
 // Read does not trust the file: others may truncate it at any moment. A FIFO or a device under its
@@ -54,8 +54,13 @@ func (r *Reader) Read() (busy, capacity uint32, err error) {
 	return r.sum(&words)
 }
 
-// Close unmaps the file. A later Read maps it again.
+// Close unmaps the file. The next Read maps it again.
 func (r *Reader) Close() error {
+	r.checked = time.Time{}
+	return r.unmap()
+}
+
+func (r *Reader) unmap() error {
 	page := r.page
 	if r.page = nil; page == nil {
 		return nil
@@ -72,7 +77,7 @@ func Read(path string) (busy, capacity uint32, err error) {
 
 // check maps the file that the path names now, and finds the slots of ended processes.
 func (r *Reader) check() error {
-	if err := r.Close(); err != nil {
+	if err := r.unmap(); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(r.path, os.O_RDONLY|unix.O_NONBLOCK, 0)

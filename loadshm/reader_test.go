@@ -70,6 +70,10 @@ func TestReaderFollowsReports(t *testing.T) {
 	expectRead(t, r, 2, 10)
 	testhost.Must(t, first.Close())
 	expectRead(t, r, 1, 6)
+	testhost.Must(t, r.Close())
+	if busy, capacity, err := r.Read(); err != nil || busy != 1 || capacity != 6 {
+		t.Errorf("read %d of %d after Close, error %v; want 1 of 6", busy, capacity, err)
+	}
 }
 
 // A process that ends without Close counts until the next check. Another process that takes its

@@ -31,17 +31,17 @@ GOARCH='' go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
 build() {
     # -trimpath: otherwise the program would depend on the folder in which it is built.
     go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$out/$1" "./cmd/$1"
-    local host=$out/$1 shell
+    local runs_here=$out/$1 shell
     # The program writes its own man pages and completions. For another architecture, a program for
     # this machine writes them.
     if [[ $ARCH != $(go env GOHOSTARCH) ]]; then
-        host=$out/$1-host
-        GOARCH='' go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" "./cmd/$1"
+        runs_here=$out/$1-host
+        GOARCH='' go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$runs_here" "./cmd/$1"
     fi
-    "$host" man "$out/man/$1"
+    "$runs_here" man "$out/man/$1"
     gzip -9 --no-name "$out/man/$1"/*
     for shell in bash zsh fish; do
-        "$host" completion "$shell" >"$out/completion/$1.$shell"
+        "$runs_here" completion "$shell" >"$out/completion/$1.$shell"
     done
     "$out/notices" packaging/copyright "./cmd/$1" >"$out/copyright/$1"
 }

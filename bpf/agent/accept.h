@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Accept policies: whether this server accepts an offered connection. The policies `static` and
- * `dynamic` are algorithms 1 and 2 of 6LB. (SRLB prints algorithm 2, too, but there the attempts
- * never accumulate.)
+ * `dynamic` are algorithms 1 and 2 of 6LB. (SRLB prints algorithm 2, too, with an error: there the
+ * attempts never accumulate.)
  */
 #ifndef SEGUE_AGENT_ACCEPT_H
 #define SEGUE_AGENT_ACCEPT_H
@@ -101,8 +101,8 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 	return accepted;
 }
 
-/* The highest threshold of the dynamic policy: the capacity. Without a capacity, the source counts
- * connections. Then it is the limit of the accept queue, which the application has set. */
+/* The highest threshold of the dynamic policy: the capacity. A source without a capacity counts
+ * connections. Then the limit of the accept queue, which the application has set, is used. */
 static __always_inline __u32 highest_threshold(const struct load *load,
 					       const struct backlog *backlog)
 {
@@ -120,7 +120,8 @@ static __always_inline void record_load(bool known, const struct load *load)
 	record.capacity = load->capacity;
 }
 
-/* Applies the policy. If the policy asks for this server's load, sets `own` to the load, if known. */
+/* Applies the policy. If the policy asks for this server's load, and the load is known, sets `own`
+ * to it. */
 static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 					       const struct service_key *key,
 					       const struct backlog *backlog,

@@ -2,9 +2,9 @@
 /*
  * The agent's data path. A packet takes these steps:
  *
- *	parse -> function -> decide -> deliver | next segment | answer
+ *	read the envelope -> decide -> deliver | next segment | return | answer
  *
- * Delivered packets go to the host's own stack. Packets for the next segment leave from tc ingress,
+ * Delivered packets go to the host's own stack. Packets for other hosts leave from tc ingress,
  * right behind XDP. The server's packets go straight to the client, except those that carry a
  * signal to a balancer. In SYN-ACKs the MSS is clamped.
  */
@@ -26,7 +26,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* No map mentions these types. This makes the compiler describe them to user space. */
+/* No map mentions these types. The pointer makes the compiler describe them to user space. */
 const union {
 	enum agent_reason reason;
 	enum syn_ack syn_ack;
@@ -80,7 +80,8 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 		return deliver(ctx, envelope);
 	case AGENT_DELIVER_NOT_LOCAL:
 		why = deliver(ctx, envelope);
-		return why < AGENT_DROP_IP_HEADER ? decision : why; /* not dropped: delivered */
+		/* Reasons before this one in the enum are no drops. */
+		return why < AGENT_DROP_IP_HEADER ? decision : why;
 	case AGENT_NEXT_SEGMENT:
 	case AGENT_NEXT_REFUSED:
 	case AGENT_NEXT_NOT_LOCAL:
@@ -109,6 +110,7 @@ static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 	return carry_out(ctx, &envelope, decide(ctx, &envelope));
 }
 
+/* Whether a packet was delivered to the service, and not only to cause a reset. */
 static __always_inline bool is_delivered(enum agent_reason why)
 {
 	return why >= AGENT_DELIVER_SRV6_INSERT && why <= AGENT_DELIVER_IPIP;

@@ -21,8 +21,8 @@
 
 #define ANSWER_HOP_LIMIT 64
 #define ANSWER_SIZE (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct probe_answer))
-/* The maximum length of the headers in a balancer's probe, in bytes. The longest ones have an
- * inserted list of three segments. */
+/* The headers of a balancer's probe are no longer than this, in bytes: two IPv6 headers, and a list
+ * of three segments. */
 #define MAX_PROBE_HEADERS (2 * sizeof(struct ipv6hdr) + srh_size(3))
 
 /* Offset of the token in a probe, behind all headers; 0: the probe is malformed. */

@@ -95,7 +95,7 @@ static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct
 	};
 
 	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
-		/* Because it gets a struct fragment to fill, parse_ipv4() also reads fragments. */
+		/* parse_ipv4() also reads fragments, because it gets a struct fragment to fill. */
 		if (parse_ipv4(&at, pkt, &client->fragment))
 			return false;
 	} else if (parse_ipv6(&at, pkt)) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Counts the open connections of each service, which accept policies use as the load, and keeps the
- * cookies of connections (cookie.h). User space checks the counts (internal/agent/audit.go). The
- * kernel calls this program for sockets of all network namespaces in the control group. Only those
- * of the agent's own namespace are followed.
+ * Counts the open connections of each service, as a load for accept policies, and keeps the cookies
+ * of connections (cookie.h). User space checks the counts (internal/agent/audit.go). The kernel
+ * calls this program for sockets of all network namespaces in the control group. Only those of the
+ * agent's own namespace are followed.
  */
 #ifndef SEGUE_AGENT_CONNECTIONS_H
 #define SEGUE_AGENT_CONNECTIONS_H
@@ -16,8 +16,8 @@ volatile __u64 node_netns;
 
 #define IPV6_FAMILY 10 /* AF_INET6 */
 
-/* The address and port of this host. An IPv4 client of an IPv6 socket has an IPv4-mapped address,
- * which is the form of IPv4 addresses in the tables. */
+/* The address and port of this host. If an IPv6 socket has an IPv4 client, its addresses have the
+ * IPv4-mapped form, as IPv4 addresses have in the tables. */
 static __always_inline void local_end(const struct bpf_sock_ops *ops, struct in6_addr *address,
 				      __be16 *port)
 {
@@ -50,7 +50,7 @@ static __always_inline void remote_end(const struct bpf_sock_ops *ops, struct in
 	} else {
 		map_ipv4(address, ipv4);
 	}
-	*port = bpf_htons(bpf_ntohl(ops->remote_port)); /* unlike local_port */
+	*port = bpf_htons(bpf_ntohl(ops->remote_port)); /* in network order, unlike local_port */
 }
 
 /*
@@ -154,7 +154,7 @@ static __always_inline void count_open(struct bpf_sock_ops *ops)
 	follow_states(ops);
 }
 
-/* Ends the count of a connection when the server closes its side, or the connection is reset. */
+/* Stops counting a connection when the server closes its side, or the connection is reset. */
 static __always_inline void count_end(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *socket = ops->sk;

@@ -4,10 +4,10 @@
  * This server writes its column into the low bits of each timestamp that it sends, and the client
  * returns the timestamp.
  *
- * From the end of the handshake on, the cookie is in a storage of the flow's socket, which no flood
- * can evict. Before that, and in TIME_WAIT, it is in the flow table, because such sockets have no
- * storage. If a flood evicts the entry of a half-open connection, a repeated SYN-ACK has no column
- * (docs/operate/stateless.md, "Limits").
+ * From the end of the handshake on, the cookie is in a storage of the flow's socket: no flood can
+ * evict it there. Before that, and in TIME_WAIT, it is in the flow table, because then the socket
+ * has no storage. If a flood evicts the entry of a half-open connection, a repeated SYN-ACK has no
+ * column (docs/operate/stateless.md, "Limits").
  */
 #ifndef SEGUE_AGENT_COOKIE_H
 #define SEGUE_AGENT_COOKIE_H

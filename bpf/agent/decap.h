@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Decapsulation. The frame is then as the client sent it, except for its hop limit, which the
+ * Decapsulation. Afterwards the frame is as the client sent it, except for its hop limit, which the
  * balancer has decremented, and for congestion marks from the path to the server.
  */
 #ifndef SEGUE_AGENT_DECAP_H
@@ -57,8 +57,9 @@ static __always_inline enum agent_reason decapsulate(struct xdp_md *ctx,
 
 /*
  * Moves `size` bytes of hop-by-hop options `distance` bytes towards the end, over the segment
- * routing header behind them. Returns 0, or -1 when the frame is too short. Not inlined: the
- * verifier walks the loop once, and almost no packet has options.
+ * routing header behind them. The last word moves first, because old and new place may overlap.
+ * Returns 0, or -1 when the frame is too short. Not inlined: the verifier walks the loop once, and
+ * almost no packet has options.
  */
 __noinline int move_options_back(struct xdp_md *ctx, __u32 distance, __u32 size)
 {

@@ -13,7 +13,7 @@
 struct decision {
 	__u32 verdict;	      /* enum xdp_action */
 	__u32 reason;	      /* enum agent_reason */
-	struct in6_addr next; /* the segment that the packet is passed on to; else 0 */
+	struct in6_addr next; /* the SID that the packet goes on or back to; else 0 */
 
 	/* The packet as an offer of a connection. */
 	__u8 is_offer;	 /* the packet offers the connection to a service with an accept policy */

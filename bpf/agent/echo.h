@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Takes the cookie out of the echo of a client's packet. The low bits of the timestamp that the
- * stack has sent are not known any more. So the stack gets an echo that serves it as well.
+ * Takes the cookie out of the echo of a client's packet. The cookie has replaced the low bits of
+ * the stack's timestamp, and nobody has kept those bits. So the stack gets an echo that is as good.
  */
 #ifndef SEGUE_AGENT_ECHO_H
 #define SEGUE_AGENT_ECHO_H
@@ -81,9 +81,9 @@ static __always_inline __u32 restored_echo(struct xdp_md *ctx, const struct pack
 	return is_after(latest, range.last) ? range.last : latest;
 }
 
-/* Enters the flow of a packet that completes the handshake, before the stack makes the socket. The
- * cookie of an entry stays. A flood may have evicted the entry: then the new one has the cookie in
- * the packet, `echoed`. */
+/* Enters the flow of a packet that completes the handshake, before the stack makes the socket. If
+ * the flow has an entry with a cookie, that cookie stays. A flood may have evicted the entry: then
+ * the new one gets the cookie of the packet, `echoed`. */
 static __always_inline void enter_acknowledged(const struct envelope *envelope,
 					       const struct packet *pkt, __u8 echoed)
 {
@@ -118,7 +118,7 @@ __noinline int take_cookie(struct xdp_md *ctx, const struct envelope *envelope,
 			   const struct packet *pkt, int kinds)
 {
 	struct timestamps *timestamps;
-	__u32 width, mask, echo, restored;
+	__u32 width, mask, echo, restored, before;
 	struct tcphdr *tcp;
 
 	if (!envelope || !pkt || pkt->kind != PACKET_WHOLE || !(pkt->tcp_flags & TCP_ACK))
@@ -137,9 +137,9 @@ __noinline int take_cookie(struct xdp_md *ctx, const struct envelope *envelope,
 	tcp = bytes_at(ctx, pkt->transport);
 	if (!timestamps || (const void *)(tcp + 1) > bytes_end(ctx))
 		return 0;
-	echo = checksum_words(timestamps->echo, (void *)timestamps - (void *)tcp);
+	before = checksum_words(timestamps->echo, (void *)timestamps - (void *)tcp);
 	timestamps->echo = bpf_htonl(restored);
-	replace_in_checksum(tcp, echo,
+	replace_in_checksum(tcp, before,
 			    checksum_words(timestamps->echo, (void *)timestamps - (void *)tcp));
 	return 0;
 }

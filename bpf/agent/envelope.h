@@ -188,8 +188,8 @@ static __always_inline enum agent_reason read_srh(struct cursor *at, struct enve
 }
 
 /*
- * Finds the sender of an inserted list: the first segment is the balancer. The function `deliver`
- * needs no sender, so the first segment may be missing (a reduced header).
+ * Finds the sender of an inserted list, the balancer: it is the first segment. The function
+ * `deliver` needs no sender, so there the first segment may be missing (a reduced header).
  */
 static __always_inline enum agent_reason read_inserted(struct envelope *envelope)
 {
@@ -361,7 +361,7 @@ __noinline int is_intruder(struct xdp_md *ctx)
 	return result == PARSE_SEGMENTS_LEFT && bpf_map_lookup_elem(&vips, &pkt.key.destination);
 }
 
-/* Reads a frame up to the VIP. The reason is none if there is one. `envelope` must be zero. */
+/* Reads a frame up to the VIP. AGENT_NONE: the VIP was found. `envelope` must be zero. */
 static __always_inline enum agent_reason read_envelope(const struct xdp_md *ctx,
 						       struct envelope *envelope)
 {

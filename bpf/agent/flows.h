@@ -44,8 +44,8 @@ static __always_inline bool is_entered(const struct local_flow *flow)
 }
 
 /* Whether the balancer of a packet takes load reports of the packet's flow. Offers and
- * ack-stickiness say so. After any other packet, the answer is as before if the packet comes from
- * the same balancer, and no otherwise. */
+ * ack-stickiness say so. After any other packet, the answer stays if the packet comes from the same
+ * balancer; after a packet of another balancer, it is no. */
 static __always_inline bool wants_report(const struct agent_flow *before,
 					 const struct envelope *envelope)
 {

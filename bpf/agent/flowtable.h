@@ -16,9 +16,9 @@
  * mistaken for another one with a probability of at most 8 / 2^33 (docs/understand/flow-table.md,
  * "Collisions").
  *
- * The check is a hash of the content and of the balancer's locator. The two words of an entry are
- * not written at once, and a balancer's place can be given to another one. In both cases the check
- * fails, and the entry counts as none: it is lost, as if it had been displaced.
+ * The check is a hash of the content and of the balancer's locator. A reader may find one word of
+ * an entry new and the other one old, or the balancer's place given to another balancer. In both
+ * cases the check fails, and the entry counts as none: it is lost, as if it had been displaced.
  */
 #ifndef SEGUE_AGENT_FLOWTABLE_H
 #define SEGUE_AGENT_FLOWTABLE_H
@@ -144,7 +144,7 @@ static __always_inline __u64 agent_flow_age(const struct agent_flow *flow)
 }
 
 /* Finds the place of a flow. Any two flows share a bucket with a probability of
- * 2^-AGENT_FLOW_BUCKET_BITS, also if they have the same signature. */
+ * 2^-AGENT_FLOW_BUCKET_BITS, even if they have the same signature. */
 static __always_inline struct agent_flow_place agent_place_of(const struct flow_key *key)
 {
 	struct two_hashes hash =
@@ -225,8 +225,8 @@ static __always_inline void agent_flow_find(const struct agent_flow_place *place
 }
 
 /* How readily an entry of another flow is replaced. First comes one that was never used, then the
- * oldest one of those that are closing or hold a cookie, and then the oldest of all. A cookie is in
- * the socket from the end of the handshake on (cookie.h). */
+ * oldest one of those that are closing or hold a cookie, and then the oldest of all. After the
+ * handshake, a cookie is no loss: the socket has it, too (cookie.h). */
 static __always_inline __u64 agent_entry_rank(__u64 content, __u32 now)
 {
 	__u64 age = age_since(content >> AGENT_SINCE_SHIFT, now);
@@ -265,8 +265,8 @@ agent_entry_to_replace(const struct agent_flow_place *place, __u32 now)
 	return best;
 }
 
-/* Finds a place for a balancer's locator. If none is free, it takes the place of another balancer,
- * whose entries then fail their checks. */
+/* Returns the place of a balancer's locator, or gives it a free one. If none is free, it takes the
+ * place of another balancer, whose entries then fail their checks. */
 static __always_inline __u32 agent_balancer_place(__u64 locator)
 {
 	__u32 first = spread(locator) >> (64 - AGENT_BALANCER_BITS);

@@ -24,9 +24,9 @@ static __always_inline bool keeps_cookie(const struct local_flow *flow, int kind
 }
 
 /*
- * Handles a SYN of a connection that this server has. The stack decides what the SYN means. Here
- * only the flow's entry may change. If the balancer asks for a cookie, a half-open flow is entered
- * with the cookie, and any other entry stays as it is. If the balancer asks for none:
+ * Handles a SYN of a connection that this server has. The stack decides what the SYN means. This
+ * function changes only the flow's entry. If the balancer asks for a cookie, a half-open flow is
+ * entered with the cookie, and any other entry stays as it is. If the balancer asks for none:
  *
  *	- The entry of a half-open flow with a cookie stays as it is.
  *	- Any other half-open flow waits, and so does a flow that waited before: the server's next
@@ -37,7 +37,7 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
 {
 	if (cookie_width_of_sid(envelope->sid_low)) {
-		/* The cookie of a connection is in its socket. */
+		/* The cookie of a connected flow is in its socket. */
 		if (kinds & SOCKET_REQUEST)
 			accept_with_cookie(flow, envelope);
 		return;
@@ -63,8 +63,8 @@ static __always_inline bool was_accepted(const struct local_flow *flow, int kind
 
 /* Whether the server compares its load with those of other candidates. The last one does so under
  * any policy if no application listens: then any load is lower than its own. */
-static __always_inline bool compares(const struct envelope *envelope,
-				     const struct acceptance *acceptance, bool listens)
+static __always_inline bool must_compare(const struct envelope *envelope,
+					 const struct acceptance *acceptance, bool listens)
 {
 	return acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED ||
 	       (!listens && is_last_server(envelope));
@@ -87,8 +87,8 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
 	if (!listens && !dry_run)
-		note_refused(&pkt->key);
-	if (compares(envelope, acceptance, listens))
+		set_refused(&pkt->key);
+	if (must_compare(envelope, acceptance, listens))
 		result = decide_least(ctx, envelope, acceptance, key, listens, backlog, &own);
 	else if (is_last_server(envelope))
 		result = OFFER_FORCED;
@@ -155,7 +155,7 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	/* This comes first, so that the entry's cache line is loaded during the search for
 	 * sockets. */
 	find_agent_flow(&pkt->key, &flow);
-	kinds = find_local(ctx, pkt, &backlog);
+	kinds = find_socket_kinds(ctx, pkt, &backlog);
 	if (is_live(kinds)) {
 		handle_repeated_syn(&flow, envelope, kinds);
 		return AGENT_NONE;
@@ -191,8 +191,9 @@ static __always_inline void note_known(const struct envelope *envelope, const st
 	update_agent_flow(flow, envelope, next_agent_state(pkt, flow, otherwise));
 }
 
-/* Handles ack-stickiness. If this server does not have the flow, the stack resets it, and the reset
- * signals the end to the balancer (signal.h). */
+/* Handles ack-stickiness: notes that the balancer knows the flow. The packet is delivered in any
+ * case. If this server does not have the flow, the stack resets it, and the reset signals the end
+ * to the balancer (signal.h). */
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
@@ -201,7 +202,7 @@ handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct pac
 	find_agent_flow(&pkt->key, &flow);
 	/* A SYN, FIN or RST makes an entry only if there is a socket. */
 	if (is_entered(&flow) || !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) ||
-	    is_live(find_local(ctx, pkt, NULL)))
+	    is_live(find_socket_kinds(ctx, pkt, NULL)))
 		note_known(envelope, pkt, &flow);
 	return AGENT_NONE;
 }
@@ -223,8 +224,8 @@ static __always_inline bool may_reset_now(void)
 	return take_token(bpf_map_lookup_elem(&resets, &key));
 }
 
-/* Handles a packet of a flow that no server has: the stack resets the connection, if the service is
- * configured so. ICMP errors are dropped. */
+/* Handles a packet of a flow that no server has: delivers it, so that the stack resets the
+ * connection, if the service is configured so. Otherwise drops it, as it drops ICMP errors. */
 static __always_inline enum agent_reason refuse_unknown_flow(const struct packet *pkt)
 {
 	struct service_key key = {};
@@ -253,7 +254,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 
 	if (!is_last_server(envelope))
 		return AGENT_NEXT_NOT_LOCAL;
-	if (kinds & SOCKET_TIME_WAIT && !(wanted_back && !cookie_width_of_sid(envelope->sid_low)))
+	if (kinds & SOCKET_TIME_WAIT && (!wanted_back || cookie_width_of_sid(envelope->sid_low)))
 		return AGENT_NONE;
 	return wanted_back ? AGENT_RETURN_NOT_LOCAL : refuse_unknown_flow(pkt);
 }
@@ -274,7 +275,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	int kinds = find_local(ctx, pkt, NULL);
+	int kinds = find_socket_kinds(ctx, pkt, NULL);
 	struct local_flow flow;
 
 	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE))
@@ -296,7 +297,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 }
 
 /* Handles a later fragment. If it is steered, it goes where its packet's first fragment went: here,
- * or to the next server. With any other function, it is delivered. */
+ * or to the next server, if there is one. With any other function, it is delivered. */
 static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
 							       const struct client_packet *client)
 {

@@ -45,8 +45,8 @@ static __always_inline __u32 first_of(const struct in6_addr *entry)
 	       load_code(load_of_sid(low_bits_of(entry)));
 }
 
-/* Whether this server is the first candidate of the list. It is if the list has no entry in front
- * of its own, or if that entry offers the connection to no other server. */
+/* Whether this server is the first candidate of the list. It is, unless the entry in front of its
+ * own offers the connection to another server. */
 static __always_inline bool is_first_candidate(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	__u32 in_front = envelope->segments_left + 1;
@@ -173,8 +173,8 @@ static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct
 }
 
 /* Applies policy `least` to an offer, and sets `own` to this server's load if it is known. A
- * drained service is treated as if its load were unknown, but does not accept as the first
- * candidate either. So it tells no load, and gets no connection back. */
+ * drained service is treated as if its load were unknown, except that it does not accept as the
+ * first candidate. So it tells no load, and gets no connection back. */
 static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct acceptance *acceptance,
 					       const struct service_key *key, bool listens,

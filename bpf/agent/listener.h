@@ -90,7 +90,7 @@ static __always_inline __u32 *find_listener(const struct flow_key *flow, struct 
 }
 
 /* Notes that a connection is refused. Nothing is noted if no application has listened here. */
-static __always_inline void note_refused(const struct flow_key *flow)
+static __always_inline void set_refused(const struct flow_key *flow)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
 	__u32 *state = find_listener(flow, &key);
@@ -109,7 +109,7 @@ static __always_inline void note_refusal(const struct __sk_buff *skb, const stru
 
 	if (!is_refusal(skb, sent))
 		return;
-	note_refused(&sent->flow);
+	set_refused(&sent->flow);
 	state = find_listener(&sent->flow, &key);
 	if (state && *state == LISTENER_ELSEWHERE)
 		bpf_map_delete_elem(&listeners, &key);
@@ -129,8 +129,10 @@ static __always_inline void note_forwarded(const struct sent *sent)
 	if ((sent->tcp_flags & flags) != (TCP_SYN | TCP_ACK))
 		return;
 	state = find_listener(&sent->flow, &key);
+	if (state && *state == LISTENER_ELSEWHERE)
+		return;
 	/* Without a state, the packet may be of no service. */
-	if (state ? *state != LISTENER_ELSEWHERE : !!bpf_map_lookup_elem(&segment_sizes, &key))
+	if (state || bpf_map_lookup_elem(&segment_sizes, &key))
 		bpf_map_update_elem(&listeners, &key, &elsewhere, BPF_ANY);
 }
 

@@ -64,7 +64,7 @@ struct backlog {
 	__u32 young;   /* half-open, and the SYN-ACK was sent once: for at most a second */
 };
 
-/* Whether the kernel has a connection for the flow, also a half-open one. */
+/* Whether the kernel has a connection for the flow. A half-open one counts. */
 static __always_inline bool is_live(int kinds)
 {
 	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);
@@ -110,7 +110,8 @@ static __always_inline void read_backlog(struct bpf_sock *listener, struct backl
 	backlog->young = tcp->inet_conn.icsk_accept_queue.young.counter;
 }
 
-/* Whether the application listens. No client has port 0, so the lookup finds only listeners. */
+/* Whether the application listens. If so, sets the backlog, unless that is NULL. No client has port
+ * 0, so the lookup finds only listeners. */
 static __always_inline bool is_listening(void *ctx, const struct flow_key *key,
 					 struct backlog *backlog)
 {
@@ -191,7 +192,7 @@ static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet
 
 /*
  * Whether the connection of a socket with the state TIME_WAIT is over, except for late packets.
- * Linux uses such a socket also for a connection that the application has closed and the client has
+ * Linux also uses such a socket for a connection that the application has closed and the client has
  * not: that connection is not over. Listeners with multipath TCP have sockets of another type,
  * which begin with the same structure: see read_sent_isn().
  */
@@ -217,7 +218,8 @@ static __always_inline bool is_over(struct bpf_sock *socket)
  * not count if the packet acknowledges the SYN-ACK of another server. If there is a listener, it
  * sets the backlog, unless that is NULL. Not inlined: the verifier walks it once.
  */
-__noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct backlog *backlog)
+__noinline int find_socket_kinds(struct xdp_md *ctx, const struct packet *pkt,
+				 struct backlog *backlog)
 {
 	struct bpf_sock *socket;
 	int kinds;

@@ -37,9 +37,9 @@ static __always_inline bool go_to_segment(struct xdp_md *ctx, const struct envel
 }
 
 /*
- * Rewrites the packet for another server, and leaves it to tc_forward. That is the next server of
- * the list. With AGENT_NEXT_RETURNED it is an earlier candidate, which this server's own entry now
- * names (least.h). Then the segments left stay the same.
+ * Rewrites the packet for another server, and leaves it to tc_forward. The other server is the next
+ * one of the list. With AGENT_NEXT_RETURNED it is an earlier candidate, which this server's own
+ * entry now names (least.h). Then the segments left stay the same.
  */
 static __always_inline enum agent_reason
 pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
@@ -123,8 +123,8 @@ static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct 
 }
 
 /*
- * Whether xdp_agent has rewritten the packet for another server, or for the balancer. Packets from
- * outside the domain are never passed on, so a frame that a host outside has marked is not either.
+ * Whether xdp_agent has rewritten the packet for another server, or for the balancer. On an
+ * interface outside the domain, xdp_agent marks no packet, so a marked frame there is forged.
  */
 static __always_inline bool left_for_next_segment(const struct __sk_buff *skb,
 						  const struct ipv6hdr *ip)

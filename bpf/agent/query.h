@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Tells user space what the agent knows about a flow. It uses the same code as packets do.
+ * Tells user space what the agent knows about a flow, by the same code that handles packets.
  */
 #ifndef SEGUE_AGENT_QUERY_H
 #define SEGUE_AGENT_QUERY_H
@@ -61,7 +61,7 @@ static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query
 		return;
 	}
 	query->state = socket_state(ctx, &pkt.key);
-	query->kinds = find_local(ctx, &pkt, &backlog);
+	query->kinds = find_socket_kinds(ctx, &pkt, &backlog);
 	query->backlog = backlog;
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Connection IDs of QUIC. Balancers forward a packet to the server whose ID is in the connection ID
- * (docs/operate/quic.md). If a program issues IDs with the server ID of another server, balancers
- * forward its clients' packets to that server, and count them as those of a known flow. Only the
- * agent knows which server ID is its own. It counts, and changes neither packets nor decisions.
+ * (docs/operate/quic.md). If an application issues IDs with the server ID of another server,
+ * balancers forward its clients' packets to that server, and count them as those of a known flow.
+ * Only the agent knows which server ID is its server's own. So it counts such packets, and changes
+ * neither packets nor decisions.
  */
 #ifndef SEGUE_AGENT_QUIC_H
 #define SEGUE_AGENT_QUIC_H
@@ -102,8 +103,8 @@ static __always_inline const struct quic_own_ids *find_own_ids(const struct flow
 	return ids && ids->present.length ? ids : NULL;
 }
 
-/* How this server's IDs begin in the config rotation of a given ID: the former one, or else the
- * present one. */
+/* How this server's IDs begin in the former form, if a given ID has its config rotation, or else in
+ * the present form. */
 static __always_inline const struct quic_own_id *own_id(const struct quic_own_ids *ids,
 							const struct quic_id *id)
 {
@@ -130,10 +131,10 @@ static __always_inline bool is_own_id(const struct quic_id *id, const struct qui
 }
 
 /*
- * Counts whether the source ID of a packet that this host sends names this server. A program on
- * this host has issued the ID. Packets with a short header have no source ID, and that of a Version
- * Negotiation packet is the client's, so these packets are not counted. Not inlined: it has a stack
- * of its own.
+ * Counts whether the source ID of a packet that this host sends names this server. An application
+ * on this host has issued the ID. Packets with a short header have no source ID, and that of a
+ * Version Negotiation packet is the client's, so these packets are not counted. Not inlined: it has
+ * a stack of its own.
  */
 __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 {
@@ -160,7 +161,7 @@ __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 		return 0;
 	if (id.length > QUIC_ID_SIZE)
 		id.length = QUIC_ID_SIZE;
-	last = id.length - 1ULL; /* of an empty ID, more than QUIC_ID_SIZE: nothing is read */
+	last = id.length - 1ULL; /* huge if the ID is empty: then nothing is read */
 	barrier_var(last);
 	if (last < QUIC_ID_SIZE && bpf_skb_load_bytes(skb, at, id.octets, last + 1))
 		return 0;
@@ -193,7 +194,7 @@ __noinline int check_delivered_id(struct xdp_md *ctx)
 	ids = find_own_ids(&pkt.key, &key);
 	if (!ids || !enter_udp(&at) || !find_connection_id(&at, &opens) || opens)
 		return 0;
-	last = at.left - 1ULL; /* of an empty ID, more than QUIC_ID_SIZE: refused below */
+	last = at.left - 1ULL; /* huge if the ID is empty: refused below */
 	if (at.left > QUIC_ID_SIZE)
 		last = QUIC_ID_SIZE - 1;
 	barrier_var(last);

@@ -9,7 +9,7 @@
 
 struct sent {
 	struct flow_key flow;	    /* key of the client's packets: the client is the source */
-	__be32 version_class_label; /* first 32 bits of an IPv6 header with this traffic class */
+	__be32 version_class_label; /* the start of an IPv6 header with the packet's class */
 	__u16 transport;	    /* offset of the transport header in the frame */
 	__u8 tcp_size;
 	__u8 tcp_flags;	  /* enum tcp_flag; 0 for UDP */

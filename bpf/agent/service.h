@@ -78,9 +78,9 @@ struct {
 } loads SEC(".maps");
 
 /*
- * The number of a service's open connections, which the server has not closed. The program counts
- * those that it has seen begin. New ones are added to one of two halves. So the other half can only
- * shrink while user space compares it with the sockets (connections.h).
+ * The number of a service's open connections: those that its server has not closed. The program
+ * counts those that it has seen begin. New ones are added to one of two halves. So the other half
+ * can only shrink while user space compares it with the sockets (connections.h).
  */
 struct connection_count {
 	__s64 open[2];
@@ -139,7 +139,8 @@ struct {
 	__type(value, struct offers);
 } offers SEC(".maps");
 
-/* Finds the service of a flow, and sets `key` to the key of the service's entries. */
+/* Returns how the service of a flow accepts connections, and sets `key` to the service's key. NULL:
+ * the service has no accept policy. */
 static __always_inline struct acceptance *find_acceptance(const struct flow_key *flow,
 							  struct service_key *key)
 {

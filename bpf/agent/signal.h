@@ -22,7 +22,8 @@
 /* The MTU of the path to the balancers, in bytes of layer 3. */
 volatile __u32 signal_mtu;
 
-/* (s, lb::f, client) in the order of travel, in front of the TCP header. */
+/* An IPv6 packet with an inserted signal, up to the TCP header. The packet travels from the server
+ * to the balancer and on to the client. */
 struct inserted_signal {
 	struct ipv6hdr ip;
 	__u64 srh; /* struct segment_routing_header without its list */
@@ -68,7 +69,7 @@ static __always_inline void write_signal_sid(struct in6_addr *sid, const struct 
 	((__u64 *)sid)[1] = sid_low;
 }
 
-/* The node's own segment, with its load report. */
+/* Writes the node's own segment, with its load report. */
 static __always_inline void write_node(struct in6_addr *address, __u64 report)
 {
 	((__u64 *)address)[0] = node_locator;

@@ -13,7 +13,7 @@
 #define SYN_COOKIE_BITS 6
 
 /*
- * The timestamp of a SYN-ACK with a SYN cookie, which has no socket. The column displaces some of
+ * The timestamp of a SYN-ACK that has a SYN cookie, and so no socket. The column displaces some of
  * the lowest six bits. The stack needs these again, and the client will return no other state. So
  * they move to the place above the six bits. The part above the moved bits becomes less by one if
  * the timestamp would be later than the clock. The timestamp is at most 2^(6 + width) ms earlier

@@ -142,9 +142,9 @@ static __always_inline void count_sent_signal(enum sent_signal result)
 /* How a connection ID of QUIC compares with this server's: the `result` label of
  * segue_agent_quic_ids_total. */
 enum quic_id_result {
-	QUIC_ID_ISSUED_OWN,	 /* the program has issued it, and it names this server */
-	QUIC_ID_ISSUED_OTHER,	 /* the program has issued it, and it does not name this server */
-	QUIC_ID_DELIVERED_OTHER, /* it was delivered here, and names another server */
+	QUIC_ID_ISSUED_OWN,	 /* the application issued it, and it names this server */
+	QUIC_ID_ISSUED_OTHER,	 /* the application issued it, and it does not name this server */
+	QUIC_ID_DELIVERED_OTHER, /* its packet was delivered here, and it names another server */
 
 	QUIC_ID_COUNT,
 };

@@ -23,7 +23,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Makes the compiler describe these types to user space, which no map mentions. */
+/* No map mentions these types. The pointer makes the compiler describe them to user space. */
 const union {
 	enum placement placement;
 	enum bucket_hash bucket_hash;
@@ -69,7 +69,7 @@ static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct p
 	return why;
 }
 
-/* Finds the servers of a fragment or an ICMP error, which does not change its flow. */
+/* Finds the servers of a fragment or an ICMP error. Such a packet does not change its flow. */
 static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   struct segments *segments)
@@ -103,8 +103,8 @@ static __always_inline bool is_in_vlan(const struct xdp_md *ctx)
 }
 
 /* Completes the flow key of a fragment or of ICMP. The reason is none if it succeeds. */
-static __always_inline enum lb_reason complete(struct xdp_md *ctx, struct packet *pkt,
-					       enum parse_result result)
+static __always_inline enum lb_reason complete_key(struct xdp_md *ctx, struct packet *pkt,
+						   enum parse_result result)
 {
 	enum lb_reason why = reason_of(result);
 
@@ -127,7 +127,7 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	enum lb_reason why = LB_NONE;
 
 	if (result)
-		why = complete(ctx, pkt, result);
+		why = complete_key(ctx, pkt, result);
 	if (why)
 		return why;
 	why = classify(pkt, service);
@@ -152,7 +152,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 
 	if (!pkt)
 		return XDP_ABORTED;
-	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
+	why = drop_if_intruder(pkt, read_unusual(ctx, pkt, result, &service));
 	if (!why) {
 		if (is_observed(&service))
 			observe_packet(pkt, &service);
@@ -166,12 +166,12 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 		       (__u8)forget(segments.count), flow_label(&flow), (__u8)forget(why));
 }
 
-/* What take_own() returns for a returned packet, which is then handled as a client's packet. */
+/* What take_for_balancer() returns for a returned packet, which is handled as a client's. */
 #define NO_VERDICT -1
 
 /* Handles a packet of a server to the balancer itself. Returns the verdict, or NO_VERDICT for a
  * returned packet. Not inlined: see handle_in_full. */
-__noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
+__noinline int take_for_balancer(struct xdp_md *ctx, struct packet *pkt)
 {
 	enum lb_reason why;
 
@@ -206,14 +206,14 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	if (dry_run && whole_length)
 		pkt->length = whole_length;
 	if (result && is_to_balancer(pkt, result)) {
-		verdict = take_own(ctx, pkt);
+		verdict = take_for_balancer(ctx, pkt);
 		return verdict == NO_VERDICT ? handle_in_full(ctx, pkt, PARSE_OK, 0, 0) : verdict;
 	}
 	if (result || !is_plain(pkt))
 		return handle_in_full(ctx, pkt, result, 0, 0);
 	why = classify(pkt, &service);
 	if (why == LB_PASS_NOT_VIP)
-		return leave(ctx, pkt, judge(pkt, why));
+		return leave(ctx, pkt, drop_if_intruder(pkt, why));
 	if (why || !lookup_plain(ctx, pkt, &service, &flow, &segments))
 		return handle_in_full(ctx, pkt, PARSE_OK, flow.place, flow.signature);
 	return forward(ctx, pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),

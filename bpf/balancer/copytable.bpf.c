@@ -22,7 +22,7 @@ struct copy_run {
 	__u32 writes; /* 1: to the table; 0: from the table */
 };
 
-/* Makes the compiler describe the type to user space, which no map mentions. */
+/* No map mentions the type. The pointer makes the compiler describe it to user space. */
 const struct copy_run *shared_types __attribute__((unused));
 
 /* How many words one call by bpf_loop() copies. With fewer, the calls take much of the time. */

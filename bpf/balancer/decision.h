@@ -79,7 +79,7 @@ extern struct decision decision;
 
 /*
  * The length of the packet in bytes of layer 3, if the frame holds only its beginning; 0: the frame
- * holds all of it. The kernel runs a program on at most a page.
+ * holds all of it. A test run of the kernel takes at most a page.
  */
 extern volatile __u16 whole_length;
 

@@ -12,7 +12,7 @@
 
 /* The bits of the mask. The lowest bits are the placements, by enum placement. */
 enum feature {
-	FEATURE_PERSISTENCES = 16, /* the persistences from here on, by enum persistence */
+	FEATURE_PERSISTENCES = 16, /* the lowest bit of the persistences, by enum persistence */
 	FEATURE_HINTS = 20,	   /* there is a hint table, and a service uses it */
 	FEATURE_CRC = 21,	   /* a service selects buckets by BUCKET_HASH_CRC32 */
 	FEATURE_COUNT,
@@ -22,7 +22,7 @@ enum feature {
 #define PERSISTENCE_BIT(persistence) (1U << (FEATURE_PERSISTENCES + (persistence)))
 #define FEATURE_BIT(feature) (1U << (feature))
 
-/* The candidates of a bucket decide in turn, and the balancer does not know which one will. */
+/* The candidates of a bucket decide in turn: the balancer does not know which one will accept. */
 #define PLACEMENTS_HUNTING                                                      \
 	(PLACEMENT_BIT(PLACEMENT_HUNT) | PLACEMENT_BIT(PLACEMENT_HUNT_RANDOM) | \
 	 PLACEMENTS_BY_REPORTS)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The servers that a packet visits. Persistence and placement both return such a list. So
+ * The servers that a packet visits, as a list. Persistence and placement both return this list, so
  * encapsulation need not know which of the two decided.
  */
 #ifndef SEGUE_BALANCER_SEGMENTS_H
@@ -31,12 +31,12 @@ struct segments {
 	__u32 count;
 	__u16 server[SEGMENTS_MASK + 1];
 	/* What is asked (SID_LOW) of the first server, of each other server, and of the last one if
-	 * there are several. first_sid includes the argument. 0 stands for the known_sid of the
-	 * first server, which is then read only when the SID is written. */
+	 * there are several. first_sid includes the argument. 0 stands for the first server's
+	 * known_sid, which is then read only when the SID is written. */
 	__u32 first_sid, sid, last_sid;
 	__u32 columns;
-	/* The routing header contains all servers, because servers write into their own entries.
-	 * Otherwise an encapsulation may leave out the first server. */
+	/* Whether the routing header has to contain all servers, because servers write into their
+	 * own entries. If not, an encapsulation may leave out the first server. */
 	bool keeps_whole;
 	__u8 pad[3];
 	const struct server *first_server; /* server[0] */
@@ -76,8 +76,8 @@ static __always_inline bool serves(const struct server *server, const struct ser
 	return server->flags & SERVER_IN_USE && server->service == service->id;
 }
 
-/* Whether it is a server of the service that does not fail and is not leaving (SERVER_LEAVING), and
- * whose next hop is known and not known to be unreachable. */
+/* Whether a server is of the service, does not fail, is not leaving (SERVER_LEAVING), and has a
+ * next hop that is not known to be unreachable. */
 static __always_inline bool is_well(const struct server *server, const struct service *service)
 {
 	const __u32 mask = SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE | SERVER_LEAVING;
@@ -86,8 +86,8 @@ static __always_inline bool is_well(const struct server *server, const struct se
 	       server->next_hop;
 }
 
-/* Whether it is a server of the service that takes new flows. Flags and service are read as one
- * word, because packets ask this about all servers of a row. */
+/* Whether a server is of the service, and takes new flows. Flags and service are read as one word,
+ * because packets ask this about all servers of a row. */
 static __always_inline bool takes_flows_of(const struct server *server,
 					   const struct service *service)
 {
@@ -97,7 +97,7 @@ static __always_inline bool takes_flows_of(const struct server *server,
 	       ((__u64)service->id << 32 | SERVER_IN_USE);
 }
 
-/* Whether its next hop is known, and answers. */
+/* Whether a server's next hop is known, and answers. */
 static __always_inline bool is_reachable(const struct server *server)
 {
 	return server->next_hop && !(server->flags & SERVER_UNREACHABLE);
@@ -112,7 +112,7 @@ static __always_inline bool is_only_unheard(const struct server *server)
 	return (server->flags & causes) == SERVER_UNHEARD;
 }
 
-/* Whether new flows are placed on it. User space decides, because it sees all servers of the
+/* Whether new flows are placed on a server. User space decides, because it sees all servers of the
  * service: if all are unfit, all take new flows. */
 static __always_inline bool takes_flows(const struct server *server)
 {

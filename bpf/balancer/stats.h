@@ -106,7 +106,7 @@ struct {
 	__type(value, struct server_counter);
 } server_counters SEC(".maps");
 
-/* Signals of a server, also those that changed nothing. */
+/* Signals of a server, including those that changed nothing. */
 struct signal_counter {
 	__u64 created;
 	__u64 removed;

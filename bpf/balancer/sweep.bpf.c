@@ -50,7 +50,7 @@ struct sweep_run {
 	__u32 table; /* enum swept_table */
 };
 
-/* Makes the compiler describe these types to user space, which no map mentions. */
+/* No map mentions these types. The pointer makes the compiler describe them to user space. */
 const union {
 	struct sweep_run run;
 	enum swept_table table;
@@ -96,8 +96,8 @@ static __always_inline bool turns_silent(enum flow_state state, __u64 age,
 	return (state == FLOW_ESTABLISHED || state == FLOW_CLOSING) && age < server->established;
 }
 
-/* Makes an entry that is due silent (`is_kept`), or frees it. False: another core has changed it
- * meanwhile. */
+/* Changes an entry that is due: makes it silent (`is_kept`), or frees it. False: another core has
+ * changed it meanwhile. */
 static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state state, __u64 now,
 				      bool is_kept)
 {

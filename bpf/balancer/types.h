@@ -43,7 +43,7 @@ enum placement {
 enum persistence {
 	PERSISTENCE_TABLE,     /* the flow table has the server of each flow */
 	PERSISTENCE_STATELESS, /* each packet names the server, by a cookie */
-	PERSISTENCE_HINT,      /* a small table names a probable server, which checks */
+	PERSISTENCE_HINT,      /* a small table names a probable server, which checks the hint */
 	PERSISTENCE_QUIC,      /* the connection IDs of QUIC name the server */
 };
 
@@ -58,7 +58,8 @@ struct service_rule {
 
 /* What placement and persistence know of each other and of the service's servers. */
 enum rule_flags {
-	/* The candidate table in force is number 2 id + 1; without the flag, 2 id. */
+	/* The candidate table in force is number 2 * id + 1; without the flag, 2 * id. `id` is the
+	 * service's. */
 	RULE_TABLE = 1 << 0,
 	RULE_TAKES_FLOWS = 1 << 1,    /* at least one server takes new flows */
 	RULE_HALF_OPEN = 1 << 2,      /* servers answer offers, or did until lately */
@@ -129,9 +130,10 @@ enum server_flags {
 	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
 	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
-	 * Why a server is unfit. The flags are also set if the server gets new flows nevertheless.
-	 * User space reads them, also when no process of the balancer runs. The programs read only
-	 * whether SERVER_UNHEARD is the only cause (is_only_unheard).
+	 * What user space knows of the server: mostly, why it is unfit. These flags are set even if
+	 * the server gets new flows nevertheless. User space reads them, even when no process of
+	 * the balancer runs. The programs read only whether SERVER_UNHEARD is the only cause
+	 * (is_only_unheard).
 	 */
 	SERVER_UNCHECKED = 1 << 4,    /* no health check of it has had a result, or it has none */
 	SERVER_CHECKS_FAIL = 1 << 5,  /* its health checks fail */
@@ -160,12 +162,12 @@ enum server_flags {
  * the slot is in use. A single store replaces next_hop.
  */
 struct server {
-	__u64 next_hop;		 /* NEXT_HOP_*; 0: not resolved */
+	__u64 next_hop;		 /* MAC address and port (NEXT_HOP_PORT); 0: not resolved */
 	__u32 flags;		 /* enum server_flags */
 	__u32 service;		 /* its id */
 	struct in6_addr address; /* locator, or the tunnel's far end */
 	struct in6_addr source;	 /* the balancer, as the server sees it */
-	__u64 known_sid;	 /* SID_LOW of what is asked for known flows */
+	__u64 known_sid;	 /* SID_LOW of the function for packets of known flows */
 	__u32 rank;		 /* 1 plus its place in its service's ranking; 0: it has none */
 	/* Bits of an IPv4 `source` that differ from flow to flow. An older build has left 0
 	 * here. */
@@ -352,7 +354,7 @@ enum estimator {
  * What user space has inferred about a server. The next process continues with `state`, and readers
  * show the numbers. The numbers have PRICE_SHIFT; 0: not known.
  */
-#define ESTIMATE_STATE 300 /* StateSize in internal/infer/state.go, and some more */
+#define ESTIMATE_STATE 300 /* at least StateSize in internal/infer/state.go */
 struct estimate {
 	__u64 time;	/* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
 	__u64 told;	/* when the server told its own load; 0: it has told none that counts */
@@ -367,7 +369,7 @@ struct estimate {
 	__u32 no_answers;
 	__u32 silent_flows;
 	__u32 busy;		    /* the server's own load, in units of its load source */
-	__u32 limit;		    /* the capacity that the server told with it; 0: not known */
+	__u32 limit;		    /* the capacity that the server told with `busy`; 0: unknown */
 	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
 };
 _Static_assert(sizeof(struct estimate) == 52 + ESTIMATE_STATE, "padding would not be zero");

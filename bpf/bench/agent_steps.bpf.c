@@ -45,7 +45,7 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 	find_agent_flow(&client.packet.key, &flow);
 	if (last_step == AGENT_STEP_LOOKUP)
 		return stop(&flow);
-	kinds = find_local(ctx, &client.packet, &backlog);
+	kinds = find_socket_kinds(ctx, &client.packet, &backlog);
 	if (is_live(kinds) || was_accepted(&flow, kinds))
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_SOCKET)

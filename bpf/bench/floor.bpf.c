@@ -12,7 +12,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define SEGMENTS 3 /* VIP, server, balancer */
 
-/* MAC addresses of the only server. User space sets them. */
+/* The addresses in all packets that are sent. User space sets them. */
 __u64 to_mac, from_mac;
 struct in6_addr server, balancer;
 
@@ -26,7 +26,7 @@ struct {
 
 const volatile __u32 table_shift; /* 64 less the bits of a word's number */
 
-/* Encapsulates the packet. `found` is a word of the table, which becomes part of the server's
+/* Encapsulates the packet. `found` is a word of the table: it becomes part of the server's
  * address. */
 static __always_inline int encapsulate(struct xdp_md *ctx, __u32 found)
 {

@@ -9,7 +9,7 @@
 
 #include "srv6.h"
 
-/* Positions in the SID's low 64 bits in host order, which are function << 48 | argument. */
+/* Positions in the SID's low 64 bits (function << 48 | argument), in host order. */
 #define LOAD_COLUMN_SHIFT 45
 #define LOAD_NO_COLUMN (1ULL << 44)    /* the candidate is in no column of the row */
 #define LOAD_WANTS_REPORT (1ULL << 43) /* the balancer takes load reports of this flow */
@@ -25,7 +25,7 @@
 
 /* The load that a server would have with one connection more. */
 struct known_load {
-	__u32 next;	/* busy + 1, at most MAX_LOAD; 0: the load is unknown */
+	__u32 next;	/* the present load + 1, at most MAX_LOAD; 0: the load is unknown */
 	__u32 capacity; /* at most MAX_LOAD; 0: the load source has none */
 };
 
@@ -36,7 +36,7 @@ static __always_inline bool is_less_busy(struct known_load a, struct known_load 
 	return (__u64)a.next * (b.capacity ?: 1) < (__u64)b.next * (a.capacity ?: 1);
 }
 
-/* The load in the argument of a SID, whose low 64 bits are in memory order. */
+/* The load in the argument of a SID. `sid_low`: the SID's low 64 bits, in memory order. */
 static __always_inline struct known_load load_of_sid(__u64 sid_low)
 {
 	__u64 argument = bpf_be64_to_cpu(sid_low);
@@ -48,7 +48,7 @@ static __always_inline struct known_load load_of_sid(__u64 sid_low)
 	return load;
 }
 
-/* The width of a flow's cookie in the argument of a SID, whose low 64 bits are in memory order. */
+/* The width of a flow's cookie in the argument of a SID. `sid_low` is as in load_of_sid. */
 static __always_inline __u32 cookie_width_of_sid(__u64 sid_low)
 {
 	return bpf_be64_to_cpu(sid_low) >> LOAD_COOKIE_SHIFT & LOAD_COOKIE_MASK;

@@ -33,7 +33,7 @@ enum tcp_flag {
 };
 
 /* How far a packet could be parsed. A packet with PARSE_OTHER_PROTOCOL or PARSE_SEGMENTS_LEFT is
- * well-formed as far as it was read. Servers' signals have these results. */
+ * well-formed as far as it was read. A server's signal gives one of these two results. */
 enum parse_result {
 	PARSE_OK,
 	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */

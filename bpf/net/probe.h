@@ -2,8 +2,8 @@
 /*
  * Probes: a balancer asks an agent which version of the protocol the agent speaks, whether it
  * serves a VIP, and whether the application of a service refuses connections. A probe takes the
- * path of data packets. Both programs share this header; docs/understand/protocol.md describes the
- * packets.
+ * path of data packets. The programs of balancer and agent share this header;
+ * docs/understand/protocol.md describes the packets.
  *
  *	probe	a packet from the balancer to the VIP, with a probe_request as its data, in the
  *		service's encapsulation and with the function `probe`
@@ -22,7 +22,7 @@ enum protocol_version {
 /* No next header: RFC 8200 section 4.7. The kernel's headers for user space do not define it. */
 #define NO_NEXT_HEADER 59
 
-/* Agents that do not know of services read the token only. */
+/* Agents older than the other fields read the token only. */
 struct probe_request {
 	__u64 token;
 	/* The service's. 0: none, as in probes that have only a token. */

@@ -47,8 +47,9 @@ static __always_inline __s32 serial_difference(__u32 a, __u32 b)
 
 /*
  * The code of a load: the connections per unit of capacity after one more connection, in
- * sixteenths, rounded up. 0: the load is unknown. Values up to 31 are exact; larger ones have five
- * significant bits. accept.Code is the same in Go.
+ * sixteenths, rounded up. 0: the load is unknown. Values up to 31 are exact. Larger ones keep five
+ * significant bits: the value is halved until it is at most 31, and each halving adds 16.
+ * accept.Code is the same in Go.
  */
 static __always_inline __u8 load_code(struct known_load load)
 {

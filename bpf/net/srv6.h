@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Segment identifiers: locator (64 bits) : function (16) : argument (48), as
- * RFC 8986 section 3.1 LOC:FUNCT:ARG, and the header that lists them (RFC 8754).
+ * Segment identifiers: locator (64 bits), function (16) and argument (48), the LOC:FUNCT:ARG of RFC
+ * 8986 section 3.1; and the header that lists them (RFC 8754).
  */
 #ifndef SEGUE_NET_SRV6_H
 #define SEGUE_NET_SRV6_H

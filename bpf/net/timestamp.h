@@ -2,7 +2,7 @@
 /*
  * The timestamps option of TCP (RFC 7323), which carries the cookies of stateless persistence: the
  * column of a flow's server, in the low bits of each timestamp that the server sends. The client
- * returns it in its echo (docs/understand/protocol.md, "Cookies in TCP timestamps").
+ * echoes the timestamp (docs/understand/protocol.md, "Cookies in TCP timestamps").
  */
 #ifndef SEGUE_NET_TIMESTAMP_H
 #define SEGUE_NET_TIMESTAMP_H

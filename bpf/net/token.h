@@ -9,9 +9,9 @@
 #include "types.h"
 
 /*
- * The rate and the burst of a core's token bucket. Clients have no reason to cause more answers. An
- * answer takes a few microseconds, so 1000 a second take less than a hundredth of a core. Linux
- * sends as many ICMP errors (net.ipv4.icmp_msgs_per_sec), though for a whole host.
+ * The rate and the burst of a core's token bucket for answers. Clients have no reason to cause more
+ * answers. An answer takes a few microseconds, so 1000 a second take less than a hundredth of a
+ * core. Linux sends as many ICMP errors (net.ipv4.icmp_msgs_per_sec), though for a whole host.
  */
 #define TOKENS_PER_SECOND 1000
 #define TOKEN_BURST 100

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types that the programs of both ends share with each other and with user space.
- * Padding is explicit everywhere.
+ * Types that the programs of balancer and agent share with each other and with user space. Padding
+ * is explicit everywhere.
  */
 #ifndef SEGUE_NET_TYPES_H
 #define SEGUE_NET_TYPES_H
@@ -36,7 +36,7 @@ enum encapsulation {
 	ENCAP_IPIP,
 };
 
-#define NAME_SIZE 64
+#define NAME_SIZE 64 /* of a service's or server's name, with its final zero */
 
 struct counter {
 	__u64 packets;

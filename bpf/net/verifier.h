@@ -7,8 +7,9 @@
  * stack can now have. Three means make it leave paths sooner, or make bounds easy to follow:
  *
  *	- a global function (__noinline, not static) is walked once, and not once for each path to
- *	  it. The caller then knows neither its result nor what it has written through pointers
- *	  (Linux commit 51c39bb1d5d1, "bpf: Introduce function-by-function verification");
+ *	  it. On the caller's path, the verifier then knows neither the function's result nor what
+ *	  the function has written through pointers (Linux commit 51c39bb1d5d1, "bpf: Introduce
+ *	  function-by-function verification");
  *	- forget() hides a value: what follows is walked once, and not once for each value;
  *	- barrier_var() (libbpf, bpf_helpers.h) hides a value from the compiler, which otherwise
  *	  moves a bound away from the register that the verifier has to see it on, or prepares all

@@ -136,7 +136,7 @@ some minutes.`,
 }
 
 // progressTo returns a function that prints a step of the work, with the time since progressTo was
-// called. If out is not a terminal and loud is false, it returns nil, which prints nothing.
+// called. If out is not a terminal and loud is false, it returns nil, and no step is printed.
 func progressTo(out io.Writer, loud bool) bench.Progress {
 	if file, ok := out.(*os.File); !loud && (!ok || !isTerminal(file)) {
 		return nil

@@ -78,7 +78,7 @@ command_cpu_ns and wall_ns. Control needs root.`,
 	return cmd
 }
 
-// printControl prints a table of how long a balancer takes to start, to change and to be read.
+// printControl prints a table of the CPU times and the wall time of each case, such as a drain.
 func printControl(out io.Writer, times []bench.ControlTime) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "services\tservers\tcase\tprocess CPU ms\tcommand CPU ms\twall ms\t")

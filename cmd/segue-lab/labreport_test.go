@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestLabReport makes a report of results without a run, whose page says that runs are missing.
+// TestLabReport makes a report of results without a run. The page says that runs are missing.
 func TestLabReport(t *testing.T) {
 	directory := t.TempDir()
 	output := t.TempDir()

@@ -106,8 +106,8 @@ experiment, minutes, set, paper, content and needs.`,
 	return cmd
 }
 
-// experimentsOf returns the names of the experiments of a set that need no further input, such as
-// a trace. It prints which of them cannot run with the options, and why.
+// experimentsOf returns the names of the experiments of a set that need no further input, such as a
+// trace. It prints which experiments of the set it leaves out, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
 		return nil, fmt.Errorf("--set %s: must be papers, least, infer or hlb", set)
@@ -351,8 +351,8 @@ func printOrder(out io.Writer, r *testbed.Results) {
 	fmt.Fprintln(out)
 }
 
-// printChanges prints how many connections broke when servers were removed. It counts those whose
-// own server was removed in one column, and all others in another.
+// printChanges prints how many connections broke when servers were removed. One column counts those
+// whose own server was removed, and another one all other broken connections.
 func printChanges(w io.Writer, r *testbed.Results) {
 	fmt.Fprintf(w, "case\t%s\tconnections\tserver removed\tbroken besides\tshare\t\n", r.Axis.Key)
 	for _, name := range r.Cases {

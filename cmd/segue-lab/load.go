@@ -235,7 +235,8 @@ func (f *loadFlags) checkNumbers() error {
 	if c.Duration == 0 && c.Requests == 0 && f.trace == "" {
 		c.Duration = defaultLoadDuration
 	}
-	if c.Warmup < 0 || c.Duration > 0 && c.Warmup >= c.Duration {
+	isAllWarmup := c.Duration > 0 && c.Warmup >= c.Duration
+	if c.Warmup < 0 || isAllWarmup {
 		return fmt.Errorf("--warmup %v: must be less than the duration of %v", c.Warmup, c.Duration)
 	}
 	return nil
@@ -271,11 +272,11 @@ func (f *loadFlags) parseArrivals() error {
 
 // parseCurve returns the curve of the rate that the flags --curve, --start and --day describe. It
 // returns nil if the rate is constant, because there is no --curve.
-func parseCurve(curve, startOfDay string, length time.Duration) (sim.Curve, error) {
+func parseCurve(curve, startTime string, length time.Duration) (sim.Curve, error) {
 	if curve == "" {
 		return nil, nil
 	}
-	start, err := httpload.ParseTimeOfDay(startOfDay)
+	start, err := httpload.ParseTimeOfDay(startTime)
 	if err != nil {
 		return nil, fmt.Errorf("--start: %w", err)
 	}

@@ -31,8 +31,8 @@ tolerance follows. docs/research/reproduction.md describes the rules. It also li
 figures that repro makes, and those that it leaves out, with the reasons.
 
 A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro
-makes all of them. It keeps a figure in the directory that the same program has made with
-the same settings. So after an interruption, the next run continues at the same point.
+makes all of them. It keeps each figure that the same program has made in the directory
+with the same settings. So after an interruption, the next run continues at the same point.
 
 --json prints an array of objects with the keys figure, quantity, paper, measured, rule,
 tolerance, ok and note. With --list it prints an object with the key figures. Their keys

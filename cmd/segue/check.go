@@ -117,7 +117,7 @@ func (o *checkOptions) validate(files int) error {
 type checkRun struct {
 	cmd *cobra.Command
 	checkOptions
-	sides []*config.Side // what compare compares: one item for each valid file so far
+	sides []*config.Side // the input of compare: one item for each valid file so far
 }
 
 // check checks each file alone, and then whether the valid files fit together.
@@ -178,14 +178,7 @@ func (c *checkRun) file(path string) error {
 	if err != nil {
 		return err
 	}
-	role, hint := c.role, ""
-	var read checkedFile
-	if role == "" {
-		role, hint, err = guessRole(data)
-	}
-	if err == nil {
-		read, err = parseFor(role, data, file)
-	}
+	read, hint, err := c.parse(data, file)
 	out := c.cmd.OutOrStdout()
 	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		fmt.Fprintln(out, problems.In(file))
@@ -197,15 +190,15 @@ func (c *checkRun) file(path string) error {
 	}
 	printFileWarnings(c.cmd.ErrOrStderr(), read.warnings.In(file))
 	if c.against != "" {
-		err = checkAgainst(c.against, read, c.cmd.ErrOrStderr())
-	}
-	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
-		fmt.Fprintln(out, problems.In(file))
-		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, c.against,
-			wording.Count(len(problems), "error"))
-	}
-	if err != nil {
-		return err
+		err := checkAgainst(c.against, read, c.cmd.ErrOrStderr())
+		if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
+			fmt.Fprintln(out, problems.In(file))
+			return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, c.against,
+				wording.Count(len(problems), "error"))
+		}
+		if err != nil {
+			return err
+		}
 	}
 	fmt.Fprintf(out, "%s: valid %s configuration: %s\n", file, read.kind, read.content)
 	if c.against != "" {
@@ -216,6 +209,20 @@ func (c *checkRun) file(path string) error {
 		return nil
 	}
 	return c.strictly(file, read, data)
+}
+
+// parse parses the content of a file for the role that --role names. Without --role, it takes the
+// role to which the fields of the file belong. In this case it also returns a hint for users who
+// meant the other role.
+func (c *checkRun) parse(data []byte, file string) (read checkedFile, hint string, err error) {
+	role := c.role
+	if role == "" {
+		if role, hint, err = guessRole(data); err != nil {
+			return read, hint, err
+		}
+	}
+	read, err = parseFor(role, data, file)
+	return read, hint, err
 }
 
 // exitUnwise is the exit code of --strict for valid files with warnings or findings.

@@ -276,7 +276,7 @@ services:
 	for _, test := range []struct {
 		role, more string
 		parse      func([]byte) (settings, fieldpath.Errors, error)
-		other      string // interface of a file that needs a restart
+		other      string // node.interface and further settings of a file that needs a restart
 		problems   []string
 	}{
 		{"balancer", servers, func(data []byte) (settings, fieldpath.Errors, error) { return config.ParseBalancer(data) },

@@ -151,11 +151,11 @@ func tracked(
 	reload api.Reload,
 ) api.Reload {
 	return func(ctx context.Context) (warnings fieldpath.Errors, err error) {
-		err = metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
+		reloadOnly := func(ctx context.Context) (err error) {
 			warnings, err = reload(ctx)
 			return err
-		}))(ctx)
-		if err != nil {
+		}
+		if err := metrics.TrackReloads(recorder.TrackReloads(reloadOnly))(ctx); err != nil {
 			stream.Publish(events.Event{Kind: events.ReloadRefused, By: events.ActorOf(ctx), Reason: err.Error()})
 			return nil, err
 		}

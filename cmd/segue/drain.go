@@ -55,10 +55,10 @@ drain the server at those balancers.
 
 With --self, drain is about the balancer itself. It withdraws the routes of all VIPs. It
 ends when bgp.drain-delay has passed and no packets have arrived for two seconds. Then the
-balancer's process can be stopped, or the host. --wait=false ends at once. The balancer
-stays drained across restarts. With --until-restart, it stays drained until its process is
-restarted. Once the unit segue-drain.service is enabled, it makes this drain at each
-shutdown of the host.`,
+balancer's process can be stopped, or the host. With --wait=false, drain ends at once. The
+balancer stays drained across restarts. With --until-restart, it stays drained until its
+process is restarted. Once the unit segue-drain.service is enabled, it makes this drain at
+each shutdown of the host.`,
 		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot\n" +
 			"  segue drain web --wait && reboot\n" +
 			"  segue drain --self --until-restart --timeout 2m && reboot",
@@ -213,8 +213,8 @@ func undrain(ctx context.Context, out io.Writer, name string, o *drainOptions) e
 	return err
 }
 
-// setDrained drains or undrains a server or a service, and prints the result. It returns the state
-// before the change.
+// setDrained drains or undrains a server or a service, and prints the result. It returns the client
+// that it used, and the state before the change.
 func (o *drainOptions) setDrained(
 	ctx context.Context, out io.Writer, name string, drained bool,
 ) (*drainClient, *drainable, error) {
@@ -432,11 +432,11 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 	said := "" // the reason for a wait without end that was printed last
 	for {
 		asked := time.Now()
-		now, err := client.find(ctx, name)
+		found, err := client.find(ctx, name)
 		if err != nil {
 			return d.endedEarly(ctx, err, name, last)
 		}
-		d = now
+		d = found
 		wasDrained := !drainedSince.IsZero()
 		switch {
 		case d.drained && !wasDrained:

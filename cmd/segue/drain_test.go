@@ -15,8 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestDrainAwaitsOpeningConnections checks that a drain does not end before the handshakes of
-// connections that were accepted before it: the agent counts connections only after that.
+// TestDrainAwaitsOpeningConnections checks that the wait lasts until connections that were accepted
+// before the drain have ended their handshakes, because the agent counts them only then.
 func TestDrainAwaitsOpeningConnections(t *testing.T) {
 	t.Parallel()
 	counts := []uint32{0, 0, 1}
@@ -45,7 +45,7 @@ func TestDrainEndedBySomebodyElse(t *testing.T) {
 	looks := 0
 	var p *process
 	p = startAgentWith(t, func(drained bool) uint32 {
-		if looks++; looks == 3 { // the second one that finds it drained
+		if looks++; looks == 3 { // the second look that finds the service drained
 			if p.set("web", desired.Fields{"drained": false}); !drained {
 				t.Error("not drained at the third look")
 			}
@@ -160,7 +160,7 @@ func TestDrainSaysWhyItDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestDrainThatEnds checks that drain gives no reason to wait if UDP flows move to another server.
+// TestDrainThatEnds checks that drain warns of no endless wait if UDP flows move to other servers.
 func TestDrainThatEnds(t *testing.T) {
 	t.Parallel()
 	for _, takes := range []bool{true, false} {

@@ -217,7 +217,7 @@ func TestDrainSelfWithoutBGP(t *testing.T) {
 	}
 }
 
-// TestUndrainSelf says how many routes are announced again.
+// TestUndrainSelf checks that undrain tells how many routes are announced again.
 func TestUndrainSelf(t *testing.T) {
 	b := &fakeBalancer{bgp: announcing(), drained: time.Now()}
 	for _, test := range []struct {

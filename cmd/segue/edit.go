@@ -493,8 +493,8 @@ func completeFields(of reflect.Type, word string) (words []string) {
 }
 
 // fieldPaths returns the paths of the fields of a struct and its sections, such as timeouts.new. It
-// leaves out the field name, lists, and fields that files do not have. A struct of another package,
-// such as netip.Addr, is not a section.
+// leaves out the field "name", lists, and fields that files do not have. A struct of another
+// package, such as netip.Addr, is not a section.
 func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	for _, f := range reflect.VisibleFields(of) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
@@ -502,9 +502,11 @@ func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 		if inner.Kind() == reflect.Pointer {
 			inner = inner.Elem()
 		}
+		isInFiles := name != "" && name != "-"
+		isSection := inner.Kind() == reflect.Struct && inner.PkgPath() == of.PkgPath()
 		switch {
-		case name == "" || name == "-" || name == "name" || inner.Kind() == reflect.Slice:
-		case inner.Kind() == reflect.Struct && inner.PkgPath() == of.PkgPath():
+		case !isInFiles || name == "name" || inner.Kind() == reflect.Slice:
+		case isSection:
 			paths = append(paths, fieldPaths(inner, prefix+name+".")...)
 		default:
 			paths = append(paths, prefix+name)
@@ -546,7 +548,7 @@ func listAgentServices(out io.Writer, services []api.AgentService) {
 	w.Flush()
 }
 
-// servicesObject is what --json prints of services.
+// servicesObject returns the object that list --json prints for services.
 func servicesObject[T any](services []T) any {
 	return map[string][]T{"services": append([]T{}, services...)} // never null
 }
@@ -557,7 +559,7 @@ type listedServer struct {
 	api.Server
 }
 
-// serversObject is what --json prints of servers.
+// serversObject returns the object that list --json prints for servers.
 func serversObject(services []api.Service) any {
 	all := []listedServer{}
 	for _, s := range services {

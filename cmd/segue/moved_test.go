@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// TestMovedCommands checks that the commands that have moved to segue-lab tell this.
+// TestMovedCommands checks that the commands that have moved to segue-lab say so.
 func TestMovedCommands(t *testing.T) {
 	const moved = "this command has moved to the program segue-lab, of the package segue-lab; write: segue-lab "
 	clitest.ArgumentErrors(t, newRoot, map[string]string{

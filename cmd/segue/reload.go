@@ -94,7 +94,7 @@ func instanceIn(file string) (string, error) {
 	return read.instance, nil
 }
 
-// requireFile returns an error if the process runs with another file. It would reload its own file.
+// requireFile returns an error if the process runs with another file, and so would reload that one.
 func requireFile(instance string, process *rundir.Process, file string) error {
 	record, err := rundir.FindRecord(instance, process)
 	if err != nil {

@@ -144,15 +144,16 @@ func readBalancer(name, service string) (*inspect.Snapshot, error) {
 	}
 	defer view.Close()
 	snapshot, err := view.SnapshotOf(func(s string) bool { return service == "" || s == service })
-	if err != nil || service == "" || len(snapshot.Services) > 0 {
+	isMissing := err == nil && service != "" && len(snapshot.Services) == 0
+	if !isMissing {
 		return snapshot, err
 	}
-	others, err := view.Services()
+	all, err := view.Services()
 	if err != nil {
 		return nil, err
 	}
-	names := make([]string, len(others))
-	for i, s := range others {
+	names := make([]string, len(all))
+	for i, s := range all {
 		names[i] = s.Name
 	}
 	return nil, noService(service, names)

@@ -361,7 +361,7 @@ func TestDescribeAttachment(t *testing.T) {
 	}
 }
 
-// TestStatusOfStopped stops the process, with and without an attached data path.
+// TestStatusOfStopped checks the status without a process, with and without an attached data path.
 func TestStatusOfStopped(t *testing.T) {
 	kept := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Native}
 	gone := &datapath.Attachment{}

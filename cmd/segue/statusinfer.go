@@ -13,8 +13,8 @@ import (
 )
 
 // describeInference returns the placement of a service that infers, and how old its estimates are,
-// such as "infer territory-learned, estimated 210ms ago". It leaves out infer.among if this is
-// all, or if the placement has only one value of it.
+// such as "infer territory-learned, estimated 210ms ago". It leaves out infer.among if its value is
+// all, or if the placement permits only one value.
 func describeInference(s *inspect.ServiceState) string {
 	text := string(s.Placement)
 	if len(s.Placement.Method().Estimators) > 0 {

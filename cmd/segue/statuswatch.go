@@ -93,7 +93,8 @@ func fit(text string, rows, columns int) string {
 func shownLines(lines []string, rows, columns int) int {
 	for i, line := range lines {
 		length := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
-		if rows -= max(1, (length+columns-1)/columns); rows < 0 {
+		takes := max(1, (length+columns-1)/columns) // length / columns, rounded up
+		if rows -= takes; rows < 0 {
 			return i
 		}
 	}

@@ -307,7 +307,7 @@ func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	instance, c := s.serveStart()
 	testhost.Must(s.t, c.Fleet().First(s.t.Context(), func(store.Status) {}))
 	c.Attach(runner{}, func([]desired.Override, []desired.InvalidOverride) {})
-	c.starting.Start(api.Balancer{
+	c.handler.Start(api.Balancer{
 		Control: c.Balancer, Reload: c.Reload, Events: events.NewStream(),
 	}.Handler())
 	return instance, c.Fleet()
@@ -316,7 +316,7 @@ func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 // starting is a balancer that has joined its fleet and has not started yet.
 type starting struct {
 	*control.Balancer
-	starting *api.Starting
+	handler *api.Starting
 }
 
 // serveStart serves the API of a balancer that waits for the store, as before its start.
@@ -338,7 +338,7 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 	testhost.Must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- socket.Run(ctx, c.starting) }()
+	go func() { ended <- socket.Run(ctx, c.handler) }()
 	s.t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(<-ended, fleet.Close(), rundir.Unlock(lock)); err != nil {
@@ -384,7 +384,7 @@ func TestStoreConfirm(t *testing.T) {
 	// Imports with this file have no limit for removals. The balancer has the default limit.
 	loose := s.write("loose.yaml",
 		strings.Replace(fileText(t, s.file), "store: {", "store: {max-removed-percent: 100, ", 1))
-	remove := func(servers ...string) (version string) {
+	keepOnly := func(servers ...string) (version string) {
 		s.want([]string{"import", "-c", loose, s.services("", servers...), "--replace"})
 		err := fleet.Await(t.Context(), func(now store.Status) bool {
 			version = now.Confirmable.String()
@@ -393,7 +393,7 @@ func TestStoreConfirm(t *testing.T) {
 		testhost.Must(t, err)
 		return version
 	}
-	seen := remove("s1", "s2")
+	seen := keepOnly("s1", "s2")
 	out, err := s.run(on("status")...)
 	if want := "segue store confirm " + seen; !errors.Is(err, errNotFollowing) || !strings.Contains(out, want) {
 		t.Errorf("status: error %v, output\n%s\nwant %s", err, out, want)

@@ -57,9 +57,9 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	return t
 }
 
-// leastOf is an agent's trace of someFlow with the policy least. The server's answer to a new
-// connection is last if the server is the last candidate, and offer otherwise. A capacity of 0
-// means that the load has no capacity.
+// leastOf is an agent's trace of someFlow with the policy least. The parameter last is the answer
+// to a new connection if the server is the last candidate, and offer is its answer otherwise. A
+// capacity of 0 means that the load has no capacity.
 func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	t := traceOf(instance, offer, false)
 	t.Accept.Policy, t.Accept.Source, t.Accept.Threshold = desired.AcceptLeast, "shared-memory", nil
@@ -199,8 +199,8 @@ var (
 	}
 	// seeksCourse is the course of a packet whose entry was idle for long.
 	seeksCourse = append(recoversCourse[:2:2], segment("s2", "ack-stickiness"))
-	// heldCourse is the course of a SYN with the holder s9. The candidates after the holder are more,
-	// and in another order, than those of an offer without a holder.
+	// heldCourse is the course of a SYN with the holder s9. Behind the holder, it has more candidates
+	// than an offer without a holder, in another order.
 	heldCourse = []inspect.TracedSegment{
 		segment("s9", "steer"), segment("s1", "connect-avail"), segment("s2", "connect-avail"),
 		segment("s3", "connect-avail"),

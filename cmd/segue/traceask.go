@@ -137,7 +137,8 @@ func parseAnswer(answer []byte, flow dataplane.Flow) (*agent.Trace, error) {
 		return nil, errors.New("the answer is not an agent's trace of this flow")
 	}
 	plain, err := json.Marshal(t)
-	if err != nil || string(plain) != printable(string(plain)) || controlEscapes.Match(plain) {
+	hasControls := string(plain) != printable(string(plain)) || controlEscapes.Match(plain)
+	if err != nil || hasControls {
 		return nil, errors.New("the answer has control characters")
 	}
 	return &t, nil

@@ -170,25 +170,31 @@ func (j *joinedTrace) setOffers() (back *askedAgent) {
 	for i := range offers {
 		a, isLast := &j.Agents[i], i == len(offers)-1 // Agents begins with the candidates
 		a.Offer = answerOf(a.Trace, offers[i].Function, isLast)
-		if a.Offer == nil || a.Trace.Accept == nil {
-			continue
-		}
-		if !isLast {
+		switch {
+		case a.Offer == nil || a.Trace.Accept == nil:
+		case !isLast:
 			a.Offer = answerAt(i, a.Offer, comparesLoads(a.Trace))
-			continue
-		}
-		if !mayHandBack(a.Trace) {
-			continue
-		}
-		earlier, loads := j.toldLoads()
-		decision, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
-		wouldAccept := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
-		if wouldAccept && decision == accept.Return {
-			back = earlier[least]
-			a.Offer = &agent.Answer{Function: a.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned}
+		case mayHandBack(a.Trace):
+			back = j.handBack(a)
 		}
 	}
 	return back
+}
+
+// handBack compares the load of the last candidate with those that earlier candidates have told. If
+// the last candidate hands the connection back, handBack corrects its answer, and returns the
+// candidate that gets the connection. Otherwise it returns nil.
+func (j *joinedTrace) handBack(last *askedAgent) *askedAgent {
+	earlier, loads := j.toldLoads()
+	decision, least := accept.Least(knownLoad(last.Trace), loads, accept.Last)
+	wouldAccept := last.Offer.Offer == "accepted_least" || last.Offer.Offer == "forced"
+	if !wouldAccept || decision != accept.Return {
+		return nil
+	}
+	last.Offer = &agent.Answer{
+		Function: last.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned,
+	}
+	return earlier[least]
 }
 
 // answerAt returns the answer of a candidate that is not the last one. place is its place among the

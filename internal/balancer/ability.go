@@ -33,7 +33,7 @@ type ServiceState struct {
 // before, unless it was read. The first one comes when the data path is attached.
 func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 
-// passing are causes that keep new flows from a server, but do not show that the service has
+// benign are causes that keep new flows from a server, but do not show that the service has
 // failed:
 //
 //   - Incompatible: the agent has answered, so the server works. While a fleet is upgraded, all
@@ -43,7 +43,7 @@ func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 //     application stays away, health checks find that.
 //   - Unheard: clients can cause it by their offers, and no client may make all balancers withdraw
 //     a VIP.
-const passing = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard
+const benign = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard
 
 // abilityOf returns the ability of a service whose usable members get new flows. If one of them
 // works, the service is Ready. Otherwise it is Unchecked as long as one of them awaits its first
@@ -51,7 +51,7 @@ const passing = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard
 func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	ability, awaitsChecks := Unable, false
 	for _, m := range usable {
-		switch causes := s.causes(m) &^ passing; {
+		switch causes := s.causes(m) &^ benign; {
 		case causes.Has(dataplane.Unresolved): // its packets are dropped
 		case svc.awaitsCheck(m):
 			awaitsChecks = true
@@ -79,7 +79,7 @@ func (b *Balancer) tellAbilities() {
 		svc := b.services.byName[name]
 		all = append(all, ServiceState{svc.Service, svc.ability})
 	}
-	select { // nobody else sends
+	select { // remove a value that was not read; nobody else sends
 	case <-b.abilities:
 	default:
 	}

@@ -428,11 +428,11 @@ func (b *Balancer) showVLANTags() {
 	}
 }
 
-// followInterfaces stores the current links of the sides' interfaces, and writes changed MAC
-// addresses to the programs. It returns an error if an interface was removed or created again: the
-// new interface has no program, and only another start attaches one.
+// followInterfaces stores the current links of the sides' interfaces, and tells the programs and
+// the path of checks what has changed. It returns an error if an interface was removed or created
+// again: the new interface has no program, and only a restart attaches one.
 func (b *Balancer) followInterfaces(now []nexthop.Link) error {
-	changed, egress := false, b.own[len(b.own)-1]
+	changed, egressBefore := false, b.own[len(b.own)-1]
 	for i, name := range b.cfg.Node.Interfaces() {
 		before := b.own[i]
 		if b.attached && now[i].Index != before.Index {
@@ -444,7 +444,7 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 		}
 	}
 	b.own = now
-	if b.attached && egress != now[len(now)-1] {
+	if b.attached && egressBefore != now[len(now)-1] {
 		b.leadChecks()
 	}
 	if changed {
@@ -485,17 +485,12 @@ func (b *Balancer) reload(
 	if generations == nil {
 		generations = b.generations.NextOf(cfg.Services, diff.has)
 	}
-	losses := b.losses(diff) // their numbers of flows are known only before reconcile
+	losses := b.losses(diff) // after reconcile, the numbers of lost flows would be unknown
 	// If the change does not concern the resolver, the checker and the prober, they keep their
 	// targets.
 	watched := b.services.watchedOf(diff)
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
-		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
-			b.log.Error("restore the configuration before", "error", undo)
-			b.resolver.SetTargets(ctx, targetsOf(b.cfg))
-			return err
-		}
-		b.setTargets(ctx) // the restored servers may have other slots than before
+		b.restore(ctx)
 		return err
 	}
 	// From here on, the new state is in force. The rest cannot fail.
@@ -522,6 +517,16 @@ func (b *Balancer) reload(
 		b.publish(b.services.byName[name])
 	}
 	return nil
+}
+
+// restore puts the running configuration in force again, after a reload has failed.
+func (b *Balancer) restore(ctx context.Context) {
+	if err := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); err != nil {
+		b.log.Error("restore the configuration before", "error", err)
+		b.resolver.SetTargets(ctx, targetsOf(b.cfg))
+		return
+	}
+	b.setTargets(ctx) // the restored servers may have other slots than before
 }
 
 // widen replaces the programs if they lack features that a desired state needs. It is called before

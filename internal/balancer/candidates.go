@@ -53,7 +53,10 @@ func (b *builtRows) table(set serversets.Set) (*tables.Table, error) {
 	}
 	table, err := set.Table()
 	if err == nil && len(table.Rows) <= mostKept {
-		b.last = append(b.last[max(0, len(b.last)-mostLast+1):], builtSet{set, table})
+		if len(b.last) == mostLast {
+			b.last = b.last[1:] // without the oldest one
+		}
+		b.last = append(b.last, builtSet{set, table})
 	}
 	return table, err
 }
@@ -63,7 +66,7 @@ type rowsKey [sha256.Size]byte
 // build returns the candidate table of an input. It takes a table that it has kept, or else builds
 // one. Both have numbers in place of slots: the number of a server is its index in the sorted
 // names. So build then replaces the numbers by slots. Errors are those of buildRows.
-func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
+func (b *builtRows) build(p tableInput) (*dataplane.Rows, error) {
 	names := slices.Sorted(maps.Keys(p.slots))
 	key := p.key(names)
 	rows := b.rows[key]
@@ -100,7 +103,7 @@ func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
 
 // key returns a hash that identifies the input, apart from the slots. The names are those of the
 // servers that have a slot.
-func (p *placing) key(names []string) rowsKey {
+func (p *tableInput) key(names []string) rowsKey {
 	text, err := json.Marshal([]any{p.sets, names, p.depth, p.columns})
 	if err != nil {
 		panic(err) // they contain only numbers and strings
@@ -113,7 +116,7 @@ func (p *placing) key(names []string) rowsKey {
 // have no slot, and are left out. If packets need a column table, a row has as many places as
 // candidates are configured, also if there are fewer servers: the width of cookies must not change
 // when servers come and go. buildRows returns an error if a set is not valid.
-func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
+func (b *builtRows) buildRows(p tableInput) (*dataplane.Rows, error) {
 	built := make([]*tables.Table, len(p.sets))
 	candidates := 0
 	if p.columns {
@@ -158,19 +161,18 @@ func addSet(rows *dataplane.Rows, table *tables.Table, slots map[string]uint16, 
 	}
 }
 
-// placing is the complete input of a service's candidate table.
-type placing struct {
+// tableInput is the complete input of a service's candidate table.
+type tableInput struct {
 	sets    []serversets.Set  // the present one first
 	slots   map[string]uint16 // of the configured servers by name
 	depth   int               // how many servers each place has, the present one included
 	columns bool              // packets also need a column table
 }
 
-// placingOf returns the input for a service of a generation. The former sets are of use only if
-// packets can be passed on from server to server, and if they can be in one table with the present
-// set.
-func placingOf(svc *service, g serversets.Generation) placing {
-	p := placing{sets: g.Sets, slots: map[string]uint16{}, depth: svc.Generations}
+// inputOf returns the input for a service's generation. The former sets are of use only if packets
+// can be passed on from server to server, and if the sets can be in one table with the present one.
+func inputOf(svc *service, g serversets.Generation) tableInput {
+	p := tableInput{sets: g.Sets, slots: map[string]uint16{}, depth: svc.Generations}
 	if svc.FindsByColumn() {
 		p.depth, p.columns = svc.History, true
 	}
@@ -180,7 +182,8 @@ func placingOf(svc *service, g serversets.Generation) placing {
 	p.sets = slices.Clone(p.sets)
 	former := slices.DeleteFunc(p.sets[1:], func(s serversets.Set) bool {
 		// In rows of another length, cookies and hints would mean other columns.
-		return !p.sets[0].CanHold(s) || p.columns && s.Candidates != p.sets[0].Candidates
+		hasOtherColumns := p.columns && s.Candidates != p.sets[0].Candidates
+		return hasOtherColumns || !p.sets[0].CanHold(s)
 	})
 	p.sets = p.sets[:1+len(former)]
 	for _, m := range svc.members {
@@ -190,7 +193,7 @@ func placingOf(svc *service, g serversets.Generation) placing {
 }
 
 // digest returns a hash that is the same on all balancers with the same candidate table.
-func (p *placing) digest() uint32 {
+func (p *tableInput) digest() uint32 {
 	if p.columns {
 		return serversets.Digest(p.sets, p.depth)
 	}
@@ -203,22 +206,22 @@ func (svc *service) passesOn() bool {
 	return svc.Protocol == desired.TCP && (svc.ServersDecide() || svc.Probes() || svc.FindsByColumn())
 }
 
-// placement is a candidate table of a service that is about to be put in force.
-type placement struct {
+// ruleChange is a rule of a service that is about to be put in force, with its candidate table.
+type ruleChange struct {
 	svc   *service
 	want  *serviceState
-	input placing
+	input tableInput
 	table uint8 // which of the service's two tables
 	// rows is the content of the table. After install it is only the shape. It is nil if the input
 	// has not changed, so that the table in force stays.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
-	// isWide tells that entries, slots or IDs may be left that the service needs no more.
+	// isWide tells for this service what transition.isWide tells for all.
 	isWide bool
 }
 
 // size returns how many slots have to be written.
-func (p *placement) size() int {
+func (p *ruleChange) size() int {
 	if !p.isNew {
 		return 0
 	}
@@ -226,17 +229,17 @@ func (p *placement) size() int {
 }
 
 // number returns the number of the table among the tables of all services.
-func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
+func (p *ruleChange) number() uint32 { return 2*p.svc.id + uint32(p.table) }
 
 // prepareTable computes the candidate table of a service that is to follow a state. If the input is
-// that of the table in force, the placement has no rows, and the table stays. If the table in force
-// contains the computed rows already, as after a restart, it stays too. Otherwise the placement is
-// for the service's other table, which install has to write.
-func (s *services) prepareTable(svc *service, want *serviceState) (*placement, error) {
-	p := &placement{
-		svc: svc, want: want, input: placingOf(svc, want.generation), table: svc.rule.Table(),
+// that of the table in force, the result has no rows, and the table stays. If the table in force
+// contains the computed rows already, as after a restart, it stays too. Otherwise the result names
+// the service's other table, which install has to write.
+func (s *services) prepareTable(svc *service, want *serviceState) (*ruleChange, error) {
+	p := &ruleChange{
+		svc: svc, want: want, input: inputOf(svc, want.generation), table: svc.rule.Table(),
 	}
-	if reflect.DeepEqual(p.input, svc.placed) {
+	if reflect.DeepEqual(p.input, svc.builtFrom) {
 		return p, nil
 	}
 	var err error
@@ -254,7 +257,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 // place puts the rule of a service in force, which names its candidate table. The table exists. If
 // packets may still use the table or the rule before, place leaves the rest to settle. Otherwise it
 // calls admit for the service.
-func (s *services) place(p *placement) error {
+func (s *services) place(p *ruleChange) error {
 	svc := p.svc
 	rule := dataplane.RuleOf(svc.Service)
 	// The number of the table is also its flag. The other flags follow.
@@ -280,10 +283,10 @@ func (s *services) place(p *placement) error {
 	s.setCapabilities(svc, &rule)
 	// Until settle, packets may still use the table before, or still use known_sid to compare
 	// cookies.
-	swapped := rule.Table() != svc.rule.Table() ||
-		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
-	svc.rule, svc.placed = rule, p.input
-	if swapped {
+	swapsTable := rule.Table() != svc.rule.Table()
+	losesCookies := svc.takesPlainPath() && !svc.Persistence.Method().HasCookies
+	svc.rule, svc.builtFrom = rule, p.input
+	if swapsTable || losesCookies {
 		s.admitUsable(svc)
 		s.swapped = append(s.swapped, svc)
 	} else {
@@ -305,18 +308,18 @@ func (s *services) settle() error {
 		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
 	}
 	for _, svc := range s.swapped {
-		s.setKnown(svc, svc.known)
+		s.setKnownSID(svc, svc.knownSID)
 		s.admit(svc)
 	}
 	s.swapped = nil
 	return nil
 }
 
-// setKnown sets what packets of known flows ask of a service's servers.
-func (s *services) setKnown(svc *service, known dataplane.Known) {
-	svc.known = known
+// setKnownSID sets what packets of known flows ask of a service's servers.
+func (s *services) setKnownSID(svc *service, known dataplane.KnownSID) {
+	svc.knownSID = known
 	for _, m := range svc.members {
-		s.plane.Servers.SetKnown(m.slot, known)
+		s.plane.Servers.SetKnownSID(m.slot, known)
 	}
 }
 
@@ -339,7 +342,10 @@ func (s *services) removeSpares() error {
 		}
 	}
 	for name, svc := range s.byName {
-		for number := 2 * svc.id; svc.hasSpare && number <= 2*svc.id+1; number++ {
+		if !svc.hasSpare {
+			continue
+		}
+		for _, number := range []uint32{2 * svc.id, 2*svc.id + 1} {
 			if inForce[number] {
 				continue
 			}
@@ -407,12 +413,13 @@ func (svc *service) hasFormerFlows() bool {
 // answer of a server can still make an entry.
 func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 	for _, svc := range s.byName {
-		if !svc.rule.HasFormerFlows() || now.Before(svc.formerSince.Add(svc.Timeouts.New)) ||
-			slices.ContainsFunc(svc.members, func(m *member) bool { return hasEntries(kept, m.slot) }) {
+		mayGetEntries := now.Before(svc.formerSince.Add(svc.Timeouts.New))
+		hasFlows := func(m *member) bool { return hasEntries(kept, m.slot) }
+		if !svc.rule.HasFormerFlows() || mayGetEntries || slices.ContainsFunc(svc.members, hasFlows) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		s.setKnown(svc, knownOf(svc.Service, s.hasHints))
+		s.setKnownSID(svc, knownSIDOf(svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -492,6 +499,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		s.setKnown(svc, knownOf(svc.Service, s.hasHints))
+		s.setKnownSID(svc, knownSIDOf(svc.Service, s.hasHints))
 	}
 }

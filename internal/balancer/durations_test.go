@@ -55,7 +55,7 @@ func openTiming(t testing.TB, starts uint32, draw func(server int) float64) *tim
 		ranked: r, draw: draw, began: map[int]time.Time{}, slots: r.services.byName["web"].slots(),
 	}
 	for _, slot := range tm.slots {
-		r.plane.Loads.Time(slot, true)
+		r.plane.Loads.SetTimed(slot, true)
 	}
 	if got := r.plane.Objects.Starts.MaxEntries(); got != starts {
 		t.Fatalf("there is place for %d starts", got)

@@ -10,10 +10,10 @@ import (
 )
 
 // hasFailed tells whether a server with these causes has failed, so that its flows may be ended or
-// moved. It returns false if all causes are in the set passing: then the server may still serve the
+// moved. It returns false if all causes are in the set benign: then the server may still serve the
 // connections that it has. If the application has ended, the server's kernel resets them.
 func hasFailed(all dataplane.Causes) bool {
-	return all&^passing != 0
+	return all&^benign != 0
 }
 
 // usable lists the servers of a service that get new flows. It leaves out, in this order:

@@ -163,7 +163,7 @@ func TestForgedLives(t *testing.T) {
 			svc.Infer.Estimator = desired.EstimateHLBMean
 			r := openRanked(t, cfg, 1024, 1)
 			for _, slot := range r.services.byName["web"].slots() {
-				r.plane.Loads.Time(slot, true)
+				r.plane.Loads.SetTimed(slot, true)
 			}
 			frames := map[packet.TCPFlags][]byte{}
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.PSH | packet.ACK, packet.FIN | packet.ACK, packet.RST} {

@@ -77,18 +77,18 @@ func TestFormerFlowsOutliveReloads(t *testing.T) {
 			}
 			f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
 			f.requireKnown("web")
-			if got, want := f.services.byName["web"].known, knownOf(f.service("web"), true); got != want {
+			if got, want := f.services.byName["web"].knownSID, knownSIDOf(f.service("web"), true); got != want {
 				t.Errorf("without former flows, servers are asked by %+v, want %+v", got, want)
 			}
 		})
 	}
 }
 
-// requireKnown requires that packets of known flows ask the servers of a service for svc.known.
+// requireKnown requires that packets of known flows ask the servers of a service for svc.knownSID.
 func (f *fixture) requireKnown(service string) {
 	f.t.Helper()
 	svc := f.services.byName[service]
-	want := uint64(svc.known.Function)<<48 | svc.known.Argument
+	want := uint64(svc.knownSID.Function)<<48 | svc.knownSID.Argument
 	for _, m := range svc.members {
 		low := atomic.LoadUint64(&f.plane.Directory.Servers[m.slot].KnownSid)
 		if got := bits.ReverseBytes64(low); got != want {
@@ -119,7 +119,7 @@ func TestPacketsWhileStatelessEnds(t *testing.T) {
 				f.requireKnown("web")
 			}
 			got := asked()
-			delete(got, srv6.SID{Function: srv6.Steer, Argument: knownOf(f.service("web"), true).Argument})
+			delete(got, srv6.SID{Function: srv6.Steer, Argument: knownSIDOf(f.service("web"), true).Argument})
 			delete(got, srv6.SID{Function: srv6.Steer, Argument: srv6.Offer{Cookie: 1}.Argument()})
 			delete(got, srv6.SID{Function: srv6.RecoverStickiness})
 			if len(got) > 0 {

@@ -81,7 +81,7 @@ func (b *Balancer) noteSave(err error) {
 	}
 }
 
-// save writes the file of generations. It keeps a file that could not be read under another name.
+// save writes the file of generations. A file that could not be read is renamed first, and kept.
 func (b *Balancer) save(path string) error {
 	if b.setAside {
 		aside := path + ".invalid"

@@ -166,8 +166,8 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 }
 
 // nextHops returns the next hops in the server table, by target, as an earlier process has noted
-// them. A server that once had a route of its own and has no next hop now is in the map as well,
-// with a Hop that has neither MAC address nor interface.
+// them. A server that once had a route of its own, and has no next hop now, has a Hop without MAC
+// address and interface: it must not fall back to the default route.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range serversOf(b.cfg) {
@@ -181,9 +181,9 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !noted.Routed { // nothing is known of the target's route
 			continue
 		}
-		hop, seen := hops[target(server)] // seen: another service has the target too
-		// A target's servers share its route: it is the default route if none of them had its own.
-		hop.Default = !noted.Routed && (hop.Default || !seen)
+		hop, isShared := hops[target(server)] // with a server of another service
+		// The route of a target is the default route if none of its servers had its own.
+		hop.Default = !noted.Routed && (!isShared || hop.Default)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)
 			hop.Link.Index = b.plane.Ports.Ifindex(port)

@@ -91,7 +91,7 @@ func (n *inference) tick(now time.Time) bool {
 	defer n.mu.Unlock()
 	for _, in := range n.byName {
 		in.sample(n.plane.Loads, now)
-		if n.poll(in, now) || now.Sub(in.stepped) >= in.interval {
+		if hasAnswers := n.poll(in, now); hasAnswers || now.Sub(in.stepped) >= in.interval {
 			n.logProblem(n.step(in, now))
 		}
 	}
@@ -219,7 +219,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	in.names, in.slots = in.names[:0], svc.slots()
 	for _, m := range svc.members {
 		in.names = append(in.names, m.Name)
-		n.plane.Loads.Time(m.slot, in.estimator.UsesDurations())
+		n.plane.Loads.SetTimed(m.slot, in.estimator.UsesDurations())
 	}
 	in.suspects = slices.DeleteFunc(in.suspects, func(name string) bool {
 		return !slices.Contains(in.names, name)
@@ -277,7 +277,7 @@ func (n *inference) wake() {
 }
 
 // welcome restores the estimates of servers that are new to this inference, and sets their prices.
-// slotOf has the slots that the servers had before, by name. A server is known if it was there
+// slotOf has the slots that the servers had before, by name. A server is known if it had its slot
 // before, or if an earlier process has left its estimate. If some of the servers are known, or the
 // service had servers before, those that are not known begin slowly. A known server that has a
 // price keeps it until the next step.

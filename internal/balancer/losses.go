@@ -47,16 +47,15 @@ func lossesOf(
 	hadPort, hasPort := takenPorts(diff.before), takenPorts(diff.after)
 	for i := range before {
 		old := &before[i]
-		// now is the service after the change, or nil if it is removed. next is its generation
-		// then.
-		now, next, changes := old, g[old.Name], diff.has(old.Name)
+		now, changes := old, diff.has(old.Name)
 		if changes {
-			now = diff.after[old.Name]
+			now = diff.after[old.Name] // nil if the service is removed
 		}
 		keepsSome, keepsAll := keptPorts(old, now, hadPort, hasPort)
 		if keepsAll && !changes { // a service that does not change can lose a port to another one
 			continue
 		}
+		next := g[old.Name] // the generation after the change
 		if now != nil {
 			next = next.Next(now)
 		}

@@ -162,9 +162,9 @@ type member struct {
 // means that the reason is unknown.
 type reasons struct{ began, ended string }
 
-// newMember returns the member for a server of a service. The member takes over the state of
-// before, the member that this process had for the server until now. If before is nil, the state is
-// that in the server's slot.
+// newMember returns the member for a server of a service. The argument before is the member that
+// this process had for the server until now: the new one takes over its state. If before is nil,
+// the state is that in the server's slot.
 func newMember(server desired.Server, cfg *desired.Service, before *member, noted dataplane.Notes) *member {
 	m := &member{
 		Server: server, checked: noted.Checked, probed: cfg.Probes(), causes: noted.Causes, routed: noted.Routed,

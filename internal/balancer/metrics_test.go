@@ -128,7 +128,7 @@ func TestMetricsOfMovedServer(t *testing.T) {
 	for slot, key := range maps.Collect(f.slots.All()) {
 		if key.Server == "s1" {
 			key.Address = key.Address.Next()
-			if _, err := f.slots.Claim(key, f.services.byName[key.Service].id, dataplane.Known{Function: srv6.Deliver}, dataplane.FlagInUse); err != nil {
+			if _, err := f.slots.Claim(key, f.services.byName[key.Service].id, dataplane.KnownSID{Function: srv6.Deliver}, dataplane.FlagInUse); err != nil {
 				t.Fatalf("claim a second slot beside %d: %v", slot, err)
 			}
 		}

@@ -170,7 +170,7 @@ func refused(frame []byte, reason string, length uint64) outcome {
 // implementation encapsulates the frame.
 func (f *fixture) forwarded(frame []byte, flow dataplane.Flow, service, server, reason string) outcome {
 	f.t.Helper()
-	return f.offered(frame, flow, service, reason, knownOf(f.service(service), f.cfg.Node.Limits.Hints > 0).Function, server)
+	return f.offered(frame, flow, service, reason, knownSIDOf(f.service(service), f.cfg.Node.Limits.Hints > 0).Function, server)
 }
 
 // stage is a server that a packet visits, and the function that it asks there.
@@ -309,7 +309,7 @@ func (f *fixture) encap(flow dataplane.Flow, service, server string) packet.Enca
 		}
 		if s.Locator.IsValid() {
 			e.Sender = f.cfg.Node.Locator.Addr()
-			e.Segments = f.segments(service, stage{function: knownOf(svc, f.cfg.Node.Limits.Hints > 0).Function, argument: knownOf(svc, f.cfg.Node.Limits.Hints > 0).Argument, server: server})
+			e.Segments = f.segments(service, stage{function: knownSIDOf(svc, f.cfg.Node.Limits.Hints > 0).Function, argument: knownSIDOf(svc, f.cfg.Node.Limits.Hints > 0).Argument, server: server})
 			return e
 		}
 		e.Source, e.Destination = f.sourceOf(flow, s.Address), s.Address

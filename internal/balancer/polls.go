@@ -104,7 +104,8 @@ func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 func (n *inference) ask(in *inferred, server int) {
 	p := &in.polled[server]
 	err := n.poller.Ask(p.target)
-	if p.missed++; p.missed != maxMissed+2 { // the poll that was just sent is not missed yet
+	unanswered := p.missed // without the poll that was just sent
+	if p.missed++; unanswered != maxMissed+1 {
 		return
 	}
 	p.load = nil

@@ -106,7 +106,7 @@ func (m *member) describe(causes dataplane.Causes) string {
 }
 
 // publishReload publishes a change of the desired state, the servers that it drains or undrains,
-// and the servers whose flows are lost. The losses are those from before the change. Nothing is
+// and the servers whose flows are lost. The losses were computed before the change. Nothing is
 // published if there are no changes. A loss is left out if its number of flows is 0 or unknown, or
 // if its cause is LossForgotten.
 func (b *Balancer) publishReload(

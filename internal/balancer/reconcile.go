@@ -20,9 +20,9 @@ import (
 // transition is a desired state that is about to be put in force.
 type transition struct {
 	wanted  map[string]bool // the names of all its services
-	changed []*placement    // of the services that follow another state
-	// isWide tells that entries, slots or IDs may be left that no service needs any more. A change
-	// of nothing but drains, weights and settings leaves none.
+	changed []*ruleChange   // of the services that follow another state
+	// isWide tells that entries, slots or IDs may change, so that some may be left that no service
+	// needs any more. A change of nothing but drains, weights and settings is not wide.
 	isWide bool
 }
 
@@ -39,7 +39,7 @@ func (s *services) prepare(
 	s.abilitiesChanged, s.isSure = true, false
 	defer s.built.forget()
 	s.locator, s.rejects, s.dropRemoved = cfg.Node.Locator, cfg.Node.Reject, cfg.Node.DropRemovedVIPs
-	// A call that failed may have left tables that packets use.
+	// An earlier call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (s *services) prepare(
 		return nil, err
 	}
 	next.isWide = next.isWide || len(next.wanted) < len(s.byName) ||
-		slices.ContainsFunc(next.changed, func(p *placement) bool { return p.isWide })
+		slices.ContainsFunc(next.changed, func(p *ruleChange) bool { return p.isWide })
 	if next.isWide {
 		err = s.plane.SetDomain(cfg)
 	}
@@ -71,8 +71,8 @@ func (s *services) prepare(
 }
 
 // enforce puts a state in force that was prepared. The attached programs must have its features.
-// A wide transition is one that may leave something that no service needs any more. Then enforce
-// removes all such things, and servers last, after the tables that name them.
+// After a wide transition, enforce removes all that no service needs any more. It removes servers
+// last, after the tables that name them.
 func (s *services) enforce(next *transition) error {
 	if err := s.placeAll(next.changed); err != nil {
 		return err
@@ -137,8 +137,8 @@ func (s *serviceState) equals(other *serviceState) bool {
 // prepareAll prepares each service for its wanted state, and installs the tables that it needs. It
 // installs them in batches, because the kernel waits once for a batch. placeAll then puts the
 // tables in force.
-func (s *services) prepareAll(all []*serviceState) ([]*placement, error) {
-	placements := make([]*placement, 0, len(all))
+func (s *services) prepareAll(all []*serviceState) ([]*ruleChange, error) {
+	changes := make([]*ruleChange, 0, len(all))
 	installed, waitingSlots := 0, 0
 	for _, want := range all {
 		s.progress.Add(1)
@@ -146,19 +146,19 @@ func (s *services) prepareAll(all []*serviceState) ([]*placement, error) {
 		if err != nil {
 			return nil, fmt.Errorf("service %s: %w", want.service.Name, err)
 		}
-		placements, waitingSlots = append(placements, p), waitingSlots+p.size()
-		if len(placements)-installed >= tablesAtOnce || waitingSlots >= slotsAtOnce {
-			if err := s.install(placements[installed:]); err != nil {
+		changes, waitingSlots = append(changes, p), waitingSlots+p.size()
+		if len(changes)-installed >= tablesAtOnce || waitingSlots >= slotsAtOnce {
+			if err := s.install(changes[installed:]); err != nil {
 				return nil, err
 			}
-			installed, waitingSlots = len(placements), 0
+			installed, waitingSlots = len(changes), 0
 		}
 	}
-	return placements, s.install(placements[installed:])
+	return changes, s.install(changes[installed:])
 }
 
 // install writes the new candidate tables and column tables of services.
-func (s *services) install(all []*placement) error {
+func (s *services) install(all []*ruleChange) error {
 	var tables []dataplane.NumberedRows
 	for _, p := range all {
 		if p.isNew {
@@ -185,8 +185,8 @@ func (s *services) install(all []*placement) error {
 	return nil
 }
 
-// placeAll puts candidate tables in force that are installed.
-func (s *services) placeAll(all []*placement) error {
+// placeAll puts rules in force, with their candidate tables, which are installed.
+func (s *services) placeAll(all []*ruleChange) error {
 	for _, p := range all {
 		s.progress.Add(1)
 		if err := s.place(p); err != nil {
@@ -201,7 +201,7 @@ func (s *services) placeAll(all []*placement) error {
 // service if it is new, and gives its servers slots. It writes their connection IDs and their
 // ranking, if the service has such. Then it computes the candidate table, which the caller
 // installs.
-func (s *services) prepareService(want *serviceState) (*placement, error) {
+func (s *services) prepareService(want *serviceState) (*ruleChange, error) {
 	svc := s.byName[want.service.Name]
 	if svc == nil {
 		var err error
@@ -211,7 +211,7 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 	}
 	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
-	// Undoes endFlows for the servers before. Later, admit calls endFlows for those of this state.
+	// This undoes endFlows for the former members. Later, admit calls endFlows for the new ones.
 	s.joinService(svc)
 	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
@@ -267,7 +267,7 @@ func (s *services) endInferences(wanted map[string]bool) {
 	}
 }
 
-// endInference removes the ranking of a service, if it has one.
+// endInference ends the inference of a service, and removes its ranking, if it has one.
 func (s *services) endInference(svc *service) {
 	s.inference.remove(svc.Name)
 	s.plane.Rankings.Remove(svc.id)
@@ -308,14 +308,14 @@ func (s *services) checkRoom(more int) error {
 // its health checks now ask for something else, it awaits its first check again.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := want.service
-	svc.known = s.knownFor(svc, cfg)
-	known := svc.known
-	if svc.usesKnownAsCookie() {
+	svc.knownSID = s.knownSIDFor(svc, cfg)
+	known := svc.knownSID
+	if svc.takesPlainPath() {
 		// Packets of the rule before still use known_sid on the plain path
 		// (lookup_stateless_plain). Until settle, these packets must ask servers to compare the
 		// cookie: a server must not deliver a packet whose cookie leads elsewhere. The condition is
 		// false for a service with former flows, because none of its packets takes the plain path.
-		known = knownOf(&desired.Service{
+		known = knownSIDOf(&desired.Service{
 			Persistence: desired.PersistenceStateless, Candidates: int(svc.rule.Candidates()),
 		}, s.hasHints)
 	}
@@ -356,14 +356,14 @@ func checksOf(svc *desired.Service) map[string]*health.Target {
 	return checks
 }
 
-// knownFor returns what packets of known flows ask of the servers of a service that gets another
-// configuration. It depends on what the service's rule was before.
-func (s *services) knownFor(svc *service, cfg *desired.Service) dataplane.Known {
-	known := knownOf(cfg, s.hasHints)
+// knownSIDFor returns what packets of known flows ask of the servers of a service that gets another
+// configuration. The result depends on the service's rule before.
+func (s *services) knownSIDFor(svc *service, cfg *desired.Service) dataplane.KnownSID {
+	known := knownSIDOf(cfg, s.hasHints)
 	if cfg.FindsByColumn() && svc.hasFormerFlows() {
 		// The flows that the flow table knows carry no cookies. With this function, a server also
 		// takes the repeated SYN of a known flow, if the first one was lost.
-		known = dataplane.Known{Function: srv6.Deliver}
+		known = dataplane.KnownSID{Function: srv6.Deliver}
 	}
 	if svc.rule.HasHalfOpen() {
 		// Until huntsEnd, servers still wait for the acknowledgement that the balancer knows the
@@ -404,7 +404,7 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 	return keys
 }
 
-// knownOf returns what packets of known flows ask of a service's servers:
+// knownSIDOf returns what packets of known flows ask of a service's servers:
 //
 //   - With cookies, a server checks whether it has the flow. The argument has the width of the
 //     cookie. If the balancer has hints, the server returns a packet whose flow it does not have.
@@ -413,19 +413,19 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 //   - For other services that do not hunt, a server just delivers the packet.
 //   - For a service that hunts, the packet acknowledges that the balancer knows the flow, which the
 //     server waits for. If load reports order the servers, the packet also asks for a report.
-func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
+func knownSIDOf(svc *desired.Service, hasHints bool) dataplane.KnownSID {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:
-		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
+		return dataplane.KnownSID{Function: srv6.Steer, Argument: srv6.Offer{
 			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist/cookie.h
 			Returns: hasHints,
 		}.Argument()}
 	case persistence.ByColumn:
-		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
+		return dataplane.KnownSID{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
 	case !svc.ServersDecide():
-		return dataplane.Known{Function: srv6.Deliver}
+		return dataplane.KnownSID{Function: srv6.Deliver}
 	}
-	return dataplane.Known{
+	return dataplane.KnownSID{
 		Function: srv6.AckStickiness,
 		Argument: srv6.Offer{WantsReport: svc.OrdersByReports()}.Argument(),
 	}
@@ -443,7 +443,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 		}
 		s.progress.Add(1)
 		// If a step fails, the next reconcile with this service must write all of it again.
-		svc.follows, svc.placed, svc.label = nil, placing{}, dataplane.ServiceLabel{}
+		svc.follows, svc.builtFrom, svc.label = nil, tableInput{}, dataplane.ServiceLabel{}
 		s.endInference(svc)
 		err := errors.Join(
 			s.plane.Uninstall(2*svc.id), s.plane.Uninstall(2*svc.id+1), s.plane.UnlabelService(svc.id))

@@ -79,7 +79,7 @@ func (r *Rehearsal) Reach(hop nexthop.Hop) {
 // present numbers of flows. Sweep returns an error if the sweep cannot be run.
 func (r *Rehearsal) Sweep() error { return r.balancer.sweep() }
 
-// ForgetFlows empties the flow table, so that further flows find room. The programs must not run
+// ForgetFlows empties the flow tables, so that further flows find room. The programs must not run
 // meanwhile.
 func (r *Rehearsal) ForgetFlows() {
 	clear(r.balancer.plane.Flows.Entries)

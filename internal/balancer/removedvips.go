@@ -36,8 +36,8 @@ func (s *services) removedVIPs(
 	return removed[:min(len(removed), dataplane.MaxRemovedVIPs)], nil
 }
 
-// isForgotten tells whether packets to a removed VIP pass to the host again: the time is over in
-// which routers may still send them, or the address is now the host's own.
+// isForgotten tells whether packets to a removed VIP pass to the host again: routers have had the
+// time dropRemoved to stop sending them, or the address is now the host's own.
 func (s *services) isForgotten(vip dataplane.ServiceEntry, now time.Duration) bool {
 	at, _ := vip.Removed()
 	return now-at >= s.dropRemoved || nexthop.IsOwn(vip.VIP())

@@ -66,7 +66,7 @@ func TestEqualSetsAreBuiltOnce(t *testing.T) {
 				svc.members, svc.Servers = append(svc.members, m), append(svc.Servers, m.Server)
 			}
 			g := serversets.Generations{}.Next([]desired.Service{web})
-			rows, err := built.build(placingOf(svc, g[svc.Name]))
+			rows, err := built.build(inputOf(svc, g[svc.Name]))
 			testhost.Must(t, err)
 			for bucket := range int(rows.Buckets) {
 				for _, slot := range rows.Candidates(bucket, 0) {
@@ -142,7 +142,7 @@ func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service, built *builtRows) 
 		running.members = append(running.members, &member{Server: desired.Server{Name: name}, slot: slot})
 		names[uint16(slot)] = name
 	}
-	p := placingOf(running, b.generations[svc.Name])
+	p := inputOf(running, b.generations[svc.Name])
 	rows, err := new(builtRows).buildRows(p)
 	if err != nil {
 		t.Fatal(err)

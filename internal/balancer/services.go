@@ -15,21 +15,21 @@ import (
 // service is a service, with its state in the data path.
 type service struct {
 	*desired.Service
-	id       uint32
-	rule     dataplane.ServiceRule
-	members  []*member
-	named    map[string]*member // the members by name
-	known    dataplane.Known    // what packets of known flows ask of its servers, after settle
-	follows  *serviceState      // what the data path follows; nil: reconcile has to change it
-	label    dataplane.ServiceLabel
-	placed   placing          // the input that its candidate table was built from
-	hasSpare bool             // its second candidate table, which is not in use, may exist
-	huntsEnd time.Time        // when RuleHalfOpen ends, after hunting has stopped; zero: not set
-	awaits   bool             // all servers that get new flows await their first checks
-	logged   dataplane.Causes // the ignored causes at the last log
-	down     bool             // the last event about it says that no server is fit
-	refused  bool             // according to the log, it refuses new flows
-	ability  Ability
+	id        uint32
+	rule      dataplane.ServiceRule
+	members   []*member
+	named     map[string]*member // the members by name
+	knownSID  dataplane.KnownSID // what packets of known flows ask of its servers, after settle
+	follows   *serviceState      // what the data path follows; nil: reconcile has to change it
+	label     dataplane.ServiceLabel
+	builtFrom tableInput       // the input of its candidate table
+	hasSpare  bool             // its second candidate table, which is not in use, may exist
+	huntsEnd  time.Time        // when RuleHalfOpen ends, after hunting has stopped; zero: not set
+	awaits    bool             // all servers that get new flows await their first checks
+	logged    dataplane.Causes // the ignored causes at the last log
+	down      bool             // the last event about it says that no server is fit
+	refused   bool             // according to the log, it refuses new flows
+	ability   Ability
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time
 }
@@ -59,8 +59,8 @@ type services struct {
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
 	built            builtRows
-	// isSure tells that the last state that was to be put in force is in force. Otherwise the next
-	// one looks at all services, whatever it changes.
+	// isSure tells that the last desired state is completely in force. Otherwise the next change
+	// looks at all services.
 	isSure bool
 	// progress counts the steps of the goroutine that owns the services. Others may read it.
 	progress atomic.Uint64
@@ -117,10 +117,10 @@ func (svc *service) isStateless() bool {
 	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
 
-// usesKnownAsCookie tells whether packets of the service take the plain path of the program
+// takesPlainPath tells whether packets of the service take the plain path of the program
 // (lookup_stateless_plain), which asks servers to compare cookies by known_sid. While there may be
 // former flows, no packet takes this path, and only packets of former flows use known_sid.
-func (svc *service) usesKnownAsCookie() bool {
+func (svc *service) takesPlainPath() bool {
 	return svc.isStateless() && !svc.rule.HasFormerFlows()
 }
 
@@ -140,9 +140,9 @@ func (s *services) setHealth(result health.Result) *service {
 	return changed
 }
 
-// healthTargets lists the servers to check, each with its present result. The second result
-// tells how packets to a server are encapsulated, by slot. It has the servers whose checks take the
-// path of clients' packets, and the servers that the prober may call.
+// healthTargets lists the servers to check, each with its present state of health. The map tells
+// how the packets of checks and calls are encapsulated, by slot. It has the servers whose checks
+// take the path of clients' packets, and the servers that the prober may call.
 func (s *services) healthTargets(
 	services []desired.Service,
 ) ([]health.Target, map[uint32]dataplane.Check) {

@@ -55,7 +55,7 @@ func (s *slowStart) tick(within time.Duration, now time.Time) {
 	}
 }
 
-// flags returns the flags that a used member has in addition.
+// flags returns the flags that a used member has in addition to those of member.flags.
 func (s *slowStart) flags() (flags dataplane.ServerFlags) {
 	if !s.since.IsZero() {
 		flags |= dataplane.FlagStarting

@@ -140,8 +140,8 @@ func (b *Balancer) attach() error {
 			b.mode = a.Mode
 		}
 	}
-	inside := len(attached) - 1
-	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
+	towardsServers := len(attached) - 1
+	b.wire.LeaveBy(b.own[towardsServers].Index, attached[towardsServers].Mode)
 	b.applyHops()
 	b.publishAll()
 	b.logChanges()

@@ -31,23 +31,23 @@ type Place struct {
 
 // Attach runs programs at their places, in this order. Each replaces the program of an earlier
 // process in one step. Programs of the earlier process at other places work until the takeover
-// ends. Attach tells how it attached each program to XDP.
+// ends. Attach returns how it attached each XDP program.
 func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err error) {
 	if err := l.claim(t, places); err != nil {
 		return nil, err
 	}
 	for _, place := range places {
-		if place.At == ebpf.AttachXDP {
-			var a Attached
-			if a, err = t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin)); err == nil {
-				attached = append(attached, a)
+		if place.At != ebpf.AttachXDP {
+			if err := l.attachTC(t, place); err != nil {
+				return nil, err
 			}
-		} else {
-			err = l.attachTC(t, place)
+			continue
 		}
+		a, err := t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin))
 		if err != nil {
 			return nil, err
 		}
+		attached = append(attached, a)
 	}
 	t.OnCommit(func() error { return l.settle(places) })
 	return attached, nil
@@ -78,7 +78,7 @@ func (l *Loader) settle(places []Place) error {
 		used[place.Hook] = true
 		ifindexes = append(ifindexes, place.Ifindex)
 	}
-	var errs []error // a link that cannot be detached keeps no other attached
+	var errs []error // after an error, settle goes on with the other programs
 	for _, hook := range l.Hooks {
 		if used[hook] {
 			continue
@@ -155,13 +155,12 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
 	err = t.UpdateLink(prog, ifindex, pin) // the mode of the link stays
-	if err == nil && modeOf(iface) == Generic {
+	switch {
+	case err == nil && modeOf(iface) == Generic:
 		return Attached{Generic, errKept}, nil
-	}
-	if err == nil {
+	case err == nil:
 		return Attached{Mode: Native}, nil
-	}
-	if !errors.Is(err, os.ErrNotExist) {
+	case !errors.Is(err, os.ErrNotExist):
 		return Attached{}, err
 	}
 	l, attached, err := attachXDP(prog, ifindex)
@@ -207,9 +206,10 @@ func worthGeneric(noNative error) bool {
 }
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
-// when there is no such link, or when it belongs to another interface: then use PinLink. For a link
-// of another network namespace, it is another error. UpdateLink first detaches a link that a killed
-// process has left half-way: new, but not named yet, or replaced, but not detached yet.
+// when there is no such link, or when it belongs to another interface: then use PinLink. If the
+// link is in another network namespace, the error is a different one. UpdateLink first detaches a
+// link that a killed process has left half-way: new, but not named yet, or replaced, but not
+// detached yet.
 func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	if err := DetachLink(next(pin)); err != nil {
 		return err
@@ -231,8 +231,8 @@ func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error
 	return nil
 }
 
-// Update gives a link a new program, in one step. The takeover closes the link. The directory is
-// that of the instance.
+// Update gives a link a new program, in one step. The takeover closes the link. dir is the
+// directory of the instance's pins.
 func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 	t.held = append(t.held, l)
 	if err := t.keep(prog, dir); err != nil {
@@ -299,8 +299,8 @@ func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
 	return nil
 }
 
-// PinLink pins a new link of a program, and closes it when the takeover ends. Undo detaches it. A
-// link that is pinned there already works until the takeover ends.
+// PinLink pins a new link of a program, and closes it when the takeover ends. Undo detaches it. If
+// an earlier link is pinned at pin, the earlier link works until the takeover ends.
 func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
 	t.held = append(t.held, l)
 	t.OnUndo(l.Detach)

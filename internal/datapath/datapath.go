@@ -37,7 +37,8 @@ func HidesPins() bool {
 	if err != nil {
 		return false
 	}
-	// kthreadd is in the host's mount namespace. A container sees another process there, or none.
+	// Process 2 of a host is kthreadd, in the host's mount namespace. A container has another one or
+	// none.
 	host, err := os.Readlink("/proc/2/ns/mnt")
 	return err == nil && own != host
 }
@@ -73,10 +74,10 @@ func MakeDir(instance string, role Role) (string, error) {
 			return "", fmt.Errorf("mount the BPF file system at %s: %w", Root, err)
 		}
 	}
-	if is, err := roleOf(instance); err != nil {
+	if actual, err := roleOf(instance); err != nil {
 		return "", err
-	} else if is != "" && is != role {
-		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, is, role)
+	} else if actual != "" && actual != role {
+		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, actual, role)
 	}
 	dir := Dir(instance)
 	if err := makeInSharedDir(dir); err != nil {
@@ -85,10 +86,10 @@ func MakeDir(instance string, role Role) (string, error) {
 	return dir, cmp.Or(checkOwner(filepath.Dir(dir), role), checkOwner(dir, role))
 }
 
-// checkOwner returns an error if another user could replace what a directory contains. On many
+// checkOwner returns an error if another user could replace the content of a directory. On many
 // hosts, every user can make directories in the BPF file system, and so could have made this one.
-// Root, too, must not use the directory of another user, such as the user of the package's units:
-// an attacker who controls a process of that user could otherwise prepare tables for root.
+// The user root, too, must not use the directory of another user, such as the user of the package's
+// units: an attacker who controls a process of that user could otherwise prepare tables for root.
 func checkOwner(dir string, role Role) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(dir, &stat); err != nil {
@@ -117,14 +118,13 @@ func userName(id int) string {
 	return strconv.Itoa(id)
 }
 
-// makeInSharedDir makes a directory. The last instance to be removed may remove the parent at any
-// time.
+// makeInSharedDir makes a directory, although the last instance to be removed may remove the parent
+// at any time.
 func makeInSharedDir(dir string) error {
 	const attempts = 100 // each failure means that another instance was removed
 	var err error
 	for range attempts {
-		// The parent can exist when MkdirAll is to make it, and be removed when MkdirAll looks at
-		// it.
+		// os.ErrExist: MkdirAll did not make the parent, because it existed; then it was removed.
 		if err = os.MkdirAll(dir, 0o700); !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
 			break
 		}
@@ -142,22 +142,22 @@ func RemoveDir(instance string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	// The last instance also removes the parent.
+	// The last instance also removes the parent. Otherwise one of these errors is expected.
 	err := os.Remove(filepath.Dir(dir))
-	for _, stays := range []error{
+	for _, expected := range []error{
 		os.ErrNotExist, unix.ENOTEMPTY,
 		os.ErrPermission, unix.EBUSY, unix.EROFS, // in a sandbox
 	} {
-		if errors.Is(err, stays) {
+		if errors.Is(err, expected) {
 			return nil
 		}
 	}
 	return err
 }
 
-// Pin pins a program or a map at path. The object must not have been pinned before. Pin replaces an
-// object that is pinned at path in one step, so that there is always one of the two, even if this
-// process is killed.
+// Pin pins a program or a map at path. The object must not have been pinned before. If another
+// object is pinned at path, Pin replaces it in one step. So one of the two is always there, even if
+// this process is killed.
 func Pin(object pinnable, path string) error {
 	next, err := pinNext(object, path)
 	if err != nil {

@@ -30,8 +30,8 @@ type Declaration struct {
 	Size uint32 // the number of elements; 0: as the object says
 }
 
-// Declarations are those of all maps of a data path. The first map with a pin must be the one that
-// tells the role of an instance (marks), because it is pinned first.
+// Declarations are those of all maps of a data path, in the order in which maps are pinned. The
+// first map with a pin must tell the role of an instance (marks).
 type Declarations []Declaration
 
 // Names returns the names of the maps with one of the lives, in the order of the declarations.
@@ -77,7 +77,7 @@ func addFields[T any](all map[string]*T, objects reflect.Value) {
 		field := objects.Field(i)
 		if field.Kind() == reflect.Struct {
 			addFields(all, field)
-		} else if object, is := field.Addr().Interface().(*T); is {
+		} else if object, ok := field.Addr().Interface().(*T); ok {
 			all[objects.Type().Field(i).Tag.Get("ebpf")] = object
 		}
 	}

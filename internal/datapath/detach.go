@@ -15,7 +15,7 @@ import (
 
 // Detach detaches the programs of an instance, the last of the hooks first. It returns an error,
 // and detaches nothing, if the instance has filters in another network namespace than that of the
-// calling thread: filters are found only there.
+// calling thread, because Detach could not find these filters.
 func Detach(instance string, hooks []Hook) error {
 	// An instance has either tcx links or filters.
 	hasTCX := slices.ContainsFunc(hooks, func(h Hook) bool {

@@ -16,8 +16,8 @@ import (
 func filterName(instance string) string { return "segue/" + instance }
 
 // attachFilter runs a program of an instance in the queueing discipline clsact. It replaces the
-// program of an earlier process in one step. An interface may lose packets that it sends while it
-// gets its first clsact, so attachFilter never removes clsact.
+// program of an earlier process in one step. An interface may lose packets while its first clsact
+// is added. So attachFilter never removes clsact, and the next process need not add it.
 func (t *Takeover) attachFilter(instance string, place Place) error {
 	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: place.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -89,8 +89,8 @@ func (t *Takeover) filterProgram(instance string, place Place) (*ebpf.Program, e
 	return nil, nil
 }
 
-// listAttempts is how often the list of interfaces is read again when an interface is removed
-// meanwhile.
+// listAttempts is how often RemoveFilters tries at most. An attempt fails if the list of interfaces
+// changes while it is read.
 const listAttempts = 20
 
 // RemoveFilters removes an instance's filters from all interfaces of the calling thread's network

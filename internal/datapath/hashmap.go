@@ -20,7 +20,7 @@ func Replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
 	return Keep(m, want)
 }
 
-// Keep deletes all elements of a hash table whose keys are not in want.
+// Keep deletes from a hash table all elements whose keys are not in want.
 func Keep[K comparable, V any](m *ebpf.Map, want map[K]V) error {
 	var unwanted []K
 	var key, next K

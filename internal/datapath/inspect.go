@@ -20,7 +20,7 @@ import (
 // Names of pins. Some exist for balancers and agents alike, and some tell the roles apart.
 const (
 	LinkPin         = "link"        // keeps the program attached
-	InsidePin       = "link_inside" // the same for a balancer's node.inside
+	InsidePin       = "link_inside" // keeps the program at a balancer's node.inside attached
 	BalancerProgram = "xdp_lb"
 	AgentProgram    = "xdp_agent"
 
@@ -63,7 +63,7 @@ type Instance struct {
 }
 
 // CheckRole returns an error unless an instance has the pins of the role. The instance need not be
-// attached: its process may have ended before.
+// attached: its process may have ended before it attached the programs.
 func CheckRole(instance string, role Role) error {
 	if err := errors.Join(desired.CheckInstance(instance), checkMounted()); err != nil {
 		return err
@@ -72,8 +72,8 @@ func CheckRole(instance string, role Role) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("there is no instance %q: %s does not exist", instance, dir)
 	}
-	is, err := roleOf(instance)
-	if err == nil && is != role {
+	actual, err := roleOf(instance)
+	if err == nil && actual != role {
 		err = fmt.Errorf("instance %q does not have the role %s", instance, role)
 	}
 	return err
@@ -106,12 +106,12 @@ func Instances() ([]Instance, error) {
 	}
 	var instances []Instance
 	for _, entry := range entries {
-		for _, is := range []struct {
+		for _, sign := range []struct {
 			pin  string
 			role Role
 		}{{flowsPin, RoleBalancer}, {AgentProgram, RoleAgent}} {
-			if _, err := os.Stat(filepath.Join(Dir(entry.Name()), is.pin)); err == nil {
-				instances = append(instances, Instance{entry.Name(), is.role})
+			if _, err := os.Stat(filepath.Join(Dir(entry.Name()), sign.pin)); err == nil {
+				instances = append(instances, Instance{entry.Name(), sign.role})
 				break
 			}
 		}

@@ -17,11 +17,11 @@ import (
 // the data path. A process calls the methods in this order:
 //
 //   - Load opens the maps that an earlier process has left, and loads the programs.
-//   - Pin pins the maps that are new. Until here, nothing changes that packets use.
+//   - Pin pins the maps that are new. Like Load, it changes nothing that packets use.
 //   - Publish and Attach, within a TakeOver, replace what the earlier process has pinned and
 //     attached. If a step fails, TakeOver undoes all of them.
-//   - Undo removes what Pin has pinned, if the process ends before it has attached the programs.
-//   - Close detaches what must end with the process.
+//   - Undo removes the pins of Pin, if the process ends before it has attached the programs.
+//   - Close detaches the programs that must end with the process.
 type Loader struct {
 	Instance string
 	Role     Role
@@ -37,25 +37,25 @@ type Loader struct {
 	AttachTCX func(link.TCXOptions) (link.Link, error)
 
 	objects     any      // the struct of bpf2go with the maps and programs
-	isFirst     bool     // Load has made the directory of the pins
+	madeDir     bool     // Load has made the directory of the pins
 	missing     []string // lasting maps that had no pins
 	unpublished []string // the maps that Publish pins
 	unpinned    map[Hook]link.Link
 }
 
-// Variant returns the values of the constants of programs. The map contains the maps that an
-// earlier process has left, by name, as far as this build can use them.
+// Variant returns the values of the constants of programs. kept contains the maps that an earlier
+// process has left, by name, as far as this build can use them.
 type Variant func(kept map[string]*ebpf.Map) (map[string]any, error)
 
 // Load loads programs and maps into a struct that bpf2go has generated. It uses the maps that an
 // earlier process has left. Load returns an error if this build cannot use one of these maps, or if
 // the kernel refuses a program.
 func (l *Loader) Load(spec *ebpf.CollectionSpec, objects any, variant Variant) (err error) {
-	_, missing := os.Stat(Dir(l.Instance))
+	_, statErr := os.Stat(Dir(l.Instance))
 	if l.Dir, err = MakeDir(l.Instance, l.Role); err != nil {
 		return err
 	}
-	l.isFirst = errors.Is(missing, os.ErrNotExist)
+	l.madeDir = errors.Is(statErr, os.ErrNotExist)
 	l.objects, l.AttachTCX, l.unpinned = objects, link.AttachTCX, map[Hook]link.Link{}
 	kept, err := l.openMaps(spec)
 	defer func() { _ = CloseMaps(kept) }()
@@ -89,8 +89,8 @@ func LoadOn(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) e
 
 // openMaps opens the lasting maps that an earlier process has left. It returns those that this
 // build can use. It adds the names of maps without a pin to l.missing, and those of expendable maps
-// with another layout to l.Replaced. A map to be kept with another layout is an error. The caller
-// closes the returned maps, also after an error.
+// with another layout to l.Replaced. It returns an error for a Kept map with another layout. The
+// caller closes the returned maps, also after an error.
 func (l *Loader) openMaps(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	kept := map[string]*ebpf.Map{}
 	for _, declared := range l.Maps {
@@ -151,7 +151,7 @@ func (l *Loader) Publish(t *Takeover) error {
 			return err
 		}
 	}
-	t.OnCommit(func() error {
+	t.OnCommit(func() error { // a later Publish replaces programs only
 		l.unpublished = nil
 		return nil
 	})

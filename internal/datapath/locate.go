@@ -97,7 +97,7 @@ func infoOf(pin string) (*link.Info, error) {
 	return info, nil
 }
 
-// programOf returns the program of a pinned link. It is 0 if there is no such link.
+// programOf returns the ID of a pinned link's program. It is 0 if there is no such link.
 func programOf(pin string) (ebpf.ProgramID, error) {
 	info, err := infoOf(pin)
 	if info == nil {

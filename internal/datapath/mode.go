@@ -17,7 +17,7 @@ const (
 	Generic Mode = "generic"
 )
 
-// modeOf returns how the interface's XDP program is attached. The link itself does not tell.
+// modeOf returns how the interface's XDP program is attached. The BPF link does not tell.
 func modeOf(l netlink.Link) Mode {
 	if xdp := l.Attrs().Xdp; xdp != nil && xdp.AttachMode == nl.XDP_ATTACHED_SKB {
 		return Generic

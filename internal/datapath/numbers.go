@@ -158,9 +158,9 @@ func releaseExcept(dir, kind string, used func(number uint32) bool) error {
 	}
 	var errs []error
 	for _, entry := range entries {
-		text, is := strings.CutPrefix(entry.Name(), kind)
+		text, ok := strings.CutPrefix(entry.Name(), kind)
 		number, err := strconv.ParseUint(text, 10, 32)
-		if is && err == nil && !used(uint32(number)) {
+		if ok && err == nil && !used(uint32(number)) {
 			errs = append(errs, release(numberPin(dir, kind, uint32(number))))
 		}
 	}

@@ -13,35 +13,37 @@ import (
 	"github.com/segue-lb/segue/internal/netdev"
 )
 
-// visitOtherEnd visits the other end of a veth, in its network namespace, if it hides tags.
+// visitOtherEnd calls visit for the other end of a veth if that end hides tags. It calls visit in
+// the network namespace of that end.
 //
 // It enters the namespace each time. A socket that is kept open there would keep the namespace,
 // with its interfaces, after the namespace was removed.
 func visitOtherEnd(veth *netlink.LinkAttrs, visit func(hider) error) error {
-	visitThere := func(of string) error {
+	visitThere := func(remark string) error {
 		link, err := netlink.LinkByIndex(veth.ParentIndex)
 		if err != nil {
 			return err
 		}
-		return visitActive(hider{link.Attrs().Name, of, sending}, visit)
+		return visitActive(hider{link.Attrs().Name, remark, sending}, visit)
 	}
-	of := fmt.Sprintf(" (the other end of %s)", veth.Name)
+	remark := fmt.Sprintf(" (the other end of %s)", veth.Name)
 	if veth.NetNsID < 0 { // in this namespace
-		return withRemedy(veth, visitThere(of))
+		return withRemedy(veth, visitThere(remark))
 	}
 	ns, path, err := findNamespace(veth.NetNsID)
 	if err != nil {
 		return withRemedy(veth, err)
 	}
 	defer ns.Close()
-	of = fmt.Sprintf(" (the other end of %s, in %s)", veth.Name, path)
-	if err := ns.Do(func() error { return visitThere(of) }); err != nil {
+	remark = fmt.Sprintf(" (the other end of %s, in %s)", veth.Name, path)
+	if err := ns.Do(func() error { return visitThere(remark) }); err != nil {
 		return withRemedy(veth, fmt.Errorf("%s: %w", path, err))
 	}
 	return nil
 }
 
-// withRemedy adds to an error about the other end of a veth what the operator can do there.
+// withRemedy adds to an error about the other end of a veth the command that helps there. It
+// returns nil if there is no error.
 func withRemedy(veth *netlink.LinkAttrs, err error) error {
 	if err == nil {
 		return nil
@@ -65,7 +67,7 @@ func findNamespace(id int) (*netdev.Namespace, string, error) {
 			notOpened = err
 			continue
 		}
-		if is, err := ns.ID(); err == nil && is == id {
+		if number, err := ns.ID(); err == nil && number == id {
 			return ns, path, nil
 		}
 		_ = ns.Close()

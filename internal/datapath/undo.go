@@ -19,14 +19,14 @@ import (
 type Takeover struct {
 	undo   []func() error
 	commit []func() error
-	held   []io.Closer             // what undo needs
+	held   []io.Closer             // objects that undo needs
 	kept   map[ebpf.ProgramID]bool // programs that the takeover has pinned by number
 }
 
 // TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
 // packets meet only states that the steps have gone through. Then it returns that error. If the
-// steps succeed, it removes the objects that the steps have replaced. A failed removal does no
-// other harm, so it is only logged.
+// steps succeed, it removes the objects that the steps have replaced. A failed removal is only
+// logged, because the new programs and maps work nevertheless.
 func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	t := &Takeover{}
 	if err := steps(t); err != nil {
@@ -41,7 +41,7 @@ func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	return nil
 }
 
-// end runs the functions, the last one first, and closes what they needed. It continues after
+// end runs the functions, the last one first, and closes the objects in held. It continues after
 // errors.
 func (t *Takeover) end(functions []func() error) error {
 	var errs []error
@@ -57,16 +57,16 @@ func (t *Takeover) end(functions []func() error) error {
 // OnUndo adds a function that undoes a step.
 func (t *Takeover) OnUndo(f func() error) { t.undo = append(t.undo, f) }
 
-// OnCommit adds a function that removes what a step has replaced.
+// OnCommit adds a function that removes the objects that a step has replaced.
 func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
 
 // Pin pins a program or a map at path, in one step. The object must not have been pinned before.
-// What is pinned at path already is kept until the takeover ends.
+// An object that is pinned at path already keeps another pin until the takeover ends.
 func (t *Takeover) Pin(object pinnable, path string) error { return t.pin(object, path, os.Remove) }
 
 // pin exchanges the new pin with the old one, so that undo need not pin the old object again. If
-// the takeover succeeds, the function remove removes the old pin at its end. If nothing is pinned
-// at path, pin only adds the new pin, and undo removes it.
+// the takeover succeeds, the function remove finally removes the old pin. If nothing is pinned at
+// path, pin only adds the new pin, and undo removes it.
 func (t *Takeover) pin(object pinnable, path string, remove func(path string) error) error {
 	next, err := pinNext(object, path)
 	if err != nil {
@@ -92,10 +92,10 @@ func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 
-// Undo removes what Pin has pinned. If Load has made the directory of the pins, it removes the
+// Undo removes the pins of Pin. If Load has made the directory of the pins, it removes the
 // whole directory. Undo is for a process that ends before it has attached its programs.
 func (l *Loader) Undo() error {
-	if l.isFirst {
+	if l.madeDir {
 		return RemoveDir(l.Instance)
 	}
 	var errs []error

@@ -27,14 +27,14 @@ var ErrHiddenTags = errors.New("XDP may not see the VLAN tags of the interface")
 // hider is an interface with active offloads that hide VLAN tags from XDP. The interface is in the
 // calling thread's network namespace.
 type hider struct {
-	name, of string // of says in messages which end of a veth it is, and is empty for others
-	offloads []string
+	name, remark string // messages have both; remark names the end of a veth, or is empty
+	offloads     []string
 }
 
 // ShowVLANTags makes an interface leave VLAN tags in the frames that XDP gets. Without that, a
 // frame in a VLAN looks like one in no VLAN. The kernel takes the tags out behind XDP instead, so
-// the host's VLAN interfaces work as before. ShowVLANTags does the same for the members of a bond,
-// on which XDP runs. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
+// the host's VLAN interfaces work as before. If XDP runs on the members of a bond, ShowVLANTags
+// changes the members. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
 // returns the interfaces that it has changed.
 //
 // It returns ErrHiddenTags if tags stay hidden, or if it cannot find that out. It must be called in
@@ -43,7 +43,7 @@ func ShowVLANTags(ifindex int) (changed []string, err error) {
 	err = visitHiders(ifindex, func(h hider) error {
 		err := netdev.SetOffloads(h.name, false, h.offloads...)
 		if err == nil {
-			changed = append(changed, h.name+h.of)
+			changed = append(changed, h.name+h.remark)
 		}
 		return err
 	})
@@ -58,8 +58,8 @@ func HiddenVLANTags(ifindex int) error {
 	})
 }
 
-// TagWatch calls ShowVLANTags again and again, because anybody can change the interface, or the
-// other end of a veth. It logs what has changed. The zero value is ready.
+// TagWatch is for repeated calls of ShowVLANTags, because anybody can change the interface, or the
+// other end of a veth. It logs the changes. The zero value is ready.
 type TagWatch struct {
 	said map[int]string // by interface, the error that was logged last
 }
@@ -67,9 +67,9 @@ type TagWatch struct {
 // Show calls ShowVLANTags for an interface. It logs each change, and each error once.
 func (w *TagWatch) Show(log *slog.Logger, name string, ifindex int) {
 	changed, err := ShowVLANTags(ifindex)
-	for _, name := range changed {
+	for _, iface := range changed {
 		log.Info("VLAN offloads are switched off, so that packets in VLANs are not taken for others",
-			"interface", name)
+			"interface", iface)
 	}
 	said := ""
 	if err != nil {
@@ -128,8 +128,8 @@ func membersOf(all []netlink.Link, bond int) (members []netlink.Link) {
 	return members
 }
 
-// isUpper lists the types of interfaces that get frames from interfaces below. The kernel takes the
-// tag out of a frame there, before XDP in generic mode gets the frame.
+// isUpper lists the types of interfaces that get frames from interfaces below. At the interface
+// below, the kernel takes the tag out of a frame, before XDP in generic mode gets the frame.
 var isUpper = map[string]bool{
 	"bond": true, "bridge": true, "macvlan": true, "macvtap": true, "openvswitch": true, "team": true,
 }

@@ -104,8 +104,8 @@ const (
 // Accept is an accept policy with its parameters. Parameters of other policies are not set.
 type Accept struct {
 	Policy AcceptPolicy `yaml:"policy"` // default least
-	// Threshold is c of static: the server accepts while the load is less, in units of the load
-	// source. Required for static.
+	// Threshold is for static (c in 6LB): the server accepts while the load, in units of its source,
+	// is less. Required for static.
 	Threshold *uint32 `yaml:"threshold,omitempty"`
 	// Window is the number of offers after which dynamic adapts its threshold, 1 to 1,000,000.
 	// Default 50.

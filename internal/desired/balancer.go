@@ -55,7 +55,7 @@ type BalancerNode struct {
 	Addresses []netip.Addr `yaml:"addresses"`
 	// TunnelSources is an IPv4 prefix that contains the IPv4 address of Addresses. Each flow's outer
 	// source is one of its addresses, so that the packets to a server do not all arrive in one
-	// receive queue. Without it, the outer source is always the address.
+	// receive queue. Without it, the outer source is always the one in Addresses.
 	TunnelSources netip.Prefix `yaml:"tunnel-sources,omitempty"`
 	// Reject tells whether the balancer answers packets that no server gets by a reset or an ICMP
 	// error. No server gets a packet if the VIP has no service for the port, or if the service has no

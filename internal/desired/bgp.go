@@ -28,7 +28,7 @@ type BGP struct {
 	// 1 s to 4095 s. Default 120 s. A change needs a restart.
 	RestartTime time.Duration `yaml:"restart-time"`
 	// HoldDown is how long a VIP must be served again before its route returns after a withdrawal: 0
-	// to one hour. It doubles with each withdrawal that follows soon. Default 10 s.
+	// to one hour. It doubles with each further withdrawal that follows soon. Default 10 s.
 	HoldDown time.Duration `yaml:"hold-down"`
 	// DrainDelay is how long `segue drain --self` waits at least, after it has withdrawn all routes,
 	// for routers to use other ones: 0 to ten minutes. Default 5 s.

@@ -59,8 +59,8 @@ func (c Changes) WithKeys(changed bool) Changes {
 	return append(c, Change{"keys_changed", Names{SignalKeyField}})
 }
 
-// WithPasswords adds a change of the passwords of BGP peers, if there are any. Such a change resets
-// the sessions of the peers.
+// WithPasswords adds a change of the passwords of BGP peers, unless the list is empty. The change
+// resets the sessions of these peers.
 func (c Changes) WithPasswords(peers []string) Changes {
 	if len(peers) == 0 {
 		return c
@@ -120,8 +120,8 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
 }
 
-// serversThatDiffer returns the servers for which another list has a different server, or none, at
-// the same index. So compare has fewer servers to compare.
+// serversThatDiffer returns the servers that differ from the one at the same index of another list,
+// or have no index there. So compare has fewer servers to compare.
 func serversThatDiffer(servers, other []Server) (all []*Server) {
 	for i := range servers {
 		if i >= len(other) || !servers[i].equals(other[i]) {
@@ -133,11 +133,12 @@ func serversThatDiffer(servers, other []Server) (all []*Server) {
 
 // equals is a fast reflect.DeepEqual for servers: a change can compare thousands.
 func (s Server) equals(other Server) bool {
-	if (s.Weight == nil) != (other.Weight == nil) || s.Weight != nil && *s.Weight != *other.Weight {
-		return false
+	isSameWeight := s.Weight == other.Weight
+	if s.Weight != nil && other.Weight != nil {
+		isSameWeight = *s.Weight == *other.Weight
 	}
 	s.Weight, other.Weight = nil, nil
-	return s == other
+	return isSameWeight && s == other
 }
 
 // ChangesFrom lists the differences between the configuration old and a.
@@ -261,7 +262,7 @@ func (n Names) String() string {
 	return list
 }
 
-// Loss is a server of a balancer whose flows a change affects. Without a server, it is a service of
+// Loss is a server whose flows a change of a balancer affects. Without a server, it is a service of
 // an agent.
 type Loss struct {
 	Service, Server string

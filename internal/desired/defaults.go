@@ -25,7 +25,7 @@ const (
 	// DefaultGenerations is the default number of sets of servers from which a candidate table
 	// follows.
 	DefaultGenerations = 3
-	// DefaultColumnGenerations is the same number for a persistence that finds flows by columns.
+	// DefaultColumnGenerations is the default for a persistence that finds flows by columns.
 	DefaultColumnGenerations = 32
 	// DefaultHistory is the default number of servers that each place of a candidate table remembers.
 	// With three, SHELL loses less than 1% of connections in its realistic case (section VI of the

@@ -18,7 +18,7 @@ const (
 	// ViaPackets is the path of clients' packets: checks connect to the VIP, and are encapsulated
 	// for the one server.
 	ViaPackets HealthVia = "packets"
-	// ViaHost is the host's own path: checks connect to Host of the server.
+	// ViaHost is the path to the server's own address: checks connect to its Host.
 	ViaHost HealthVia = "host"
 )
 
@@ -45,7 +45,7 @@ type Health struct {
 // followed.
 type HTTPCheck struct {
 	Path string `yaml:"path,omitempty"` // default "/"
-	// Port is the service's port by default, and required if that is all.
+	// Port is the service's port by default. It is required if the service is for all ports.
 	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 	// Host is the Host header, and the server name of HTTPS (SNI) unless it is an address. Default:
 	// the VIP, with the port if that is not the scheme's.
@@ -73,14 +73,14 @@ const (
 
 // TCPCheck succeeds when a connection opens.
 type TCPCheck struct {
-	// Port is the service's port by default, and required if that is all.
+	// Port is the service's port by default. It is required if the service is for all ports.
 	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
 // UDPCheck sends a datagram, and succeeds if a datagram that contains the answer comes back. An
 // ICMP error or no datagram until the timeout is a failure.
 type UDPCheck struct {
-	// Port is the service's port by default, and required if that is all.
+	// Port is the service's port by default. It is required if the service is for all ports.
 	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 	// One of Request and RequestHex is the datagram, as text or in hexadecimal.
 	Request    string `yaml:"request,omitempty"`
@@ -90,10 +90,10 @@ type UDPCheck struct {
 	AnswerHex string `yaml:"answer-hex,omitempty"`
 }
 
-// Datagram returns the request, or an error if it is not hexadecimal.
+// Datagram returns the request, or an error if RequestHex is not hexadecimal.
 func (u *UDPCheck) Datagram() ([]byte, error) { return textOrHex(u.Request, u.RequestHex) }
 
-// Expected returns what the answer must contain, or an error if it is not hexadecimal.
+// Expected returns the text of the answer, or an error if AnswerHex is not hexadecimal.
 func (u *UDPCheck) Expected() ([]byte, error) { return textOrHex(u.Answer, u.AnswerHex) }
 
 // textOrHex returns the bytes of a text or, if there are hexadecimal digits, of these.

@@ -38,7 +38,7 @@ type Infer struct {
 // infer).
 type Estimator string
 
-// Among are the servers that placement infer chooses among.
+// Among names the servers among which a placement that infers chooses.
 type Among string
 
 // The values that Infer may name.
@@ -125,8 +125,8 @@ func (n *BalancerNode) Balancers() []string {
 	return slices.Compact(all)
 }
 
-// hostName returns the name of this host, cut to the length of a balancer's name. It is empty if
-// the host has none.
+// hostName returns the first maxName bytes of the name of this host. It is empty if the host has
+// no name.
 func hostName() string {
 	name, err := os.Hostname()
 	if err != nil {

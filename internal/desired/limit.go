@@ -12,8 +12,8 @@ import (
 )
 
 // Serving tells which servers take new flows, by the names of services and servers. A server takes
-// new flows unless it is drained or has the weight 0. For an agent, it tells which services of the
-// host accept connections: they take the place of servers, and the name of the service is empty.
+// new flows unless it is drained or has the weight 0. For an agent, the only outer key is "". The
+// inner keys are the services of the host, and the values tell which ones accept connections.
 type Serving map[string]map[string]bool
 
 // Serving tells for each server of each service whether it takes new flows.
@@ -86,13 +86,13 @@ type loss struct {
 	service          string
 	removed, drained int
 	of               int  // how many servers the service had
-	isAll            bool // no server is left that takes new flows
+	leavesNone       bool // no server is left that takes new flows
 }
 
 // lossOf compares the servers of a service before and after a change.
 func lossOf(before, after map[string]bool) loss {
 	l := loss{of: len(before)}
-	served, serves := false, false // whether any server took new flows before, and takes them after
+	servedBefore, servesAfter := false, false // whether any server took or takes new flows
 	for name, serving := range before {
 		still, ok := after[name]
 		switch {
@@ -101,12 +101,12 @@ func lossOf(before, after map[string]bool) loss {
 		case serving && !still:
 			l.drained++
 		}
-		served = served || serving
+		servedBefore = servedBefore || serving
 	}
 	for _, serving := range after {
-		serves = serves || serving
+		servesAfter = servesAfter || serving
 	}
-	l.isAll = served && !serves
+	l.leavesNone = servedBefore && !servesAfter
 	return l
 }
 
@@ -115,7 +115,7 @@ func (l *loss) exceeds(percent int) bool {
 	lost := l.removed + l.drained
 	permitted := max(1, l.of*percent/100) // one server may always be lost,
 	permitted = min(permitted, l.of-1)    // but not the last one
-	return lost > 0 && (l.isAll || lost > permitted)
+	return lost > 0 && (l.leavesNone || lost > permitted)
 }
 
 // String tells what is lost, such as "9 of 10 servers of web".
@@ -124,7 +124,7 @@ func (l loss) String() string {
 	if l.service == "" {
 		text = fmt.Sprintf("%d of %s", l.removed+l.drained, wording.Count(l.of, "service"))
 	}
-	if l.isAll && l.removed+l.drained < l.of {
+	if l.leavesNone && l.removed+l.drained < l.of {
 		text += ", the last in service"
 	}
 	switch {

@@ -111,7 +111,7 @@ func (p Placement) Method() PlacementMethod {
 // Infers tells whether the placement chooses by prices that user space writes (package infer).
 func (m PlacementMethod) Infers() bool { return len(m.Amongs) > 0 }
 
-// TakesTurns tells whether flows take turns, so that a flow's bucket does not tell its server.
+// TakesTurns tells whether servers take turns, so that a flow's bucket does not tell its server.
 func (m PlacementMethod) TakesTurns() bool { return m.Rows == RowsOfTurns }
 
 // SelectionMethod has the properties of a selection.
@@ -151,7 +151,7 @@ func (s Selection) Method() SelectionMethod {
 type AmongMethod struct {
 	Name   Among
 	Choice string // how the server is chosen; a format with %d for the number of servers
-	// Unless is the event by which another server is chosen, if it comes before the flow.
+	// Unless is an event that changes the choice, if it happens before the flow comes.
 	Unless string
 	// InRow tells whether the servers are those of the flow's row. A persistence that finds flows by
 	// columns requires this.
@@ -219,7 +219,7 @@ type PersistenceMethod struct {
 	// ServersSignal tells whether servers signal each flow that they accept. With cookies, they signal
 	// only flows of clients without TCP timestamps.
 	ServersSignal bool
-	// NeedsHints tells whether the persistence needs the hint table. Another persistence that finds
+	// NeedsHints tells whether the persistence needs the hint table. Any other persistence that finds
 	// flows by columns uses the hint table if there is one.
 	NeedsHints bool
 	// HasIDs tells whether the server issues connection IDs that name it.
@@ -309,7 +309,7 @@ var (
 
 // The defaults of timeouts.closing.
 const (
-	defaultClosing = time.Minute
+	defaultClosing = time.Minute // of placements that ignore the value
 	// confirmedClosing is for services whose servers signal that a flow is over (6LB, section IV-C).
 	confirmedClosing = 10 * time.Second
 )

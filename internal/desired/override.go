@@ -59,10 +59,10 @@ type Override struct {
 	Service string `yaml:"service" json:"service"`
 	// Server is a server of the service. It is empty in an override of the service itself.
 	Server string `yaml:"server,omitempty" json:"server,omitempty"`
-	// Add has the fields of a service or server that the file does not have, without its name.
+	// Add has the fields, without the name, of a service or server that the file does not have.
 	Add Fields `yaml:"add,omitempty" json:"add,omitempty"`
 	// Set is a merge patch (RFC 7396) of the service or server. For a service it has no servers:
-	// each has an override of its own.
+	// each server has an override of its own.
 	Set Fields `yaml:"set,omitempty" json:"set,omitempty"`
 	// Remove removes the service or server.
 	Remove bool `yaml:"remove,omitempty" json:"remove,omitempty"`

@@ -109,7 +109,8 @@ func (r *rules) checkQUIC(path string, s *Service) {
 
 const withoutFormer = "not used without former-quic"
 
-// checkQUICProtocol checks that a service is not for TCP. feature is what needs connection IDs.
+// checkQUICProtocol checks that a service is not for TCP. feature names the setting that needs
+// connection IDs.
 func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string) {
 	if protocol == TCP {
 		r.failf(fieldpath.Child(path, "protocol"),
@@ -153,7 +154,7 @@ func (q *QUIC) hasValidIDLength() bool {
 		q.ServerIDLength <= quiclb.MaxServerIDLength
 }
 
-// checkNoQUIC checks that a service with another persistence has no fields of persistence quic.
+// checkNoQUIC checks that a service without persistence quic has none of its fields.
 func (r *rules) checkNoQUIC(path string, s *Service) {
 	unused := fmt.Sprintf("not used by persistence %s", s.Persistence)
 	if s.QUIC != nil {
@@ -185,9 +186,9 @@ func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 // quicIDs has the server IDs of one form that were checked so far.
 type quicIDs struct {
 	*QUIC
-	form string            // the name of the form's field: quic or former-quic
-	need string            // what requires the IDs
-	seen map[string]string // the paths of the IDs so far, by ID
+	field string            // the field of the form: quic or former-quic
+	need  string            // the persistence or the field that requires the IDs
+	seen  map[string]string // the paths of the IDs so far, by ID
 }
 
 // checkQUICIDs checks the server IDs of a service, in each of its forms.
@@ -200,7 +201,7 @@ func (r *rules) checkQUICIDs(path string, s *Service) {
 	}
 }
 
-// formerIDs begins the check of the server IDs of the former form: nil if there is none.
+// formerIDs begins the check of the server IDs of the former form. form is nil if there is none.
 func formerIDs(form *QUIC) quicIDs {
 	return quicIDs{form, "former-quic", "former-quic", map[string]string{}}
 }
@@ -208,7 +209,7 @@ func formerIDs(form *QUIC) quicIDs {
 // checkBothQUICIDs checks a server's ID and, if there is a former form, its ID in the former form.
 func (r *rules) checkBothQUICIDs(at, id, formerID string, present, former quicIDs) {
 	ok := r.checkQUICID(at, id, present)
-	// By default, the former ID is the present one. If this ID is wrong, one error about it suffices.
+	// By default, the former ID is the present one. If that is wrong, one error about it suffices.
 	isDefault := present.keepsServerIDs(former.QUIC) && formerID == id
 	if former.QUIC != nil && (ok || !isDefault) {
 		r.checkQUICID(at, formerID, former)
@@ -238,7 +239,7 @@ func (r *rules) checkQUICID(server, text string, of quicIDs) (ok bool) {
 	if !of.hasValidIDLength() {
 		return false // checkRanges reports it
 	}
-	at := fieldpath.Child(server, of.form+"-id")
+	at := fieldpath.Child(server, of.field+"-id")
 	id, err := hex.DecodeString(text)
 	switch {
 	case text == "":
@@ -247,7 +248,7 @@ func (r *rules) checkQUICID(server, text string, of quicIDs) (ok bool) {
 		r.failf(at, "must be an even number of hexadecimal digits")
 	case len(id) != of.ServerIDLength:
 		r.failf(at, "must be %d octets, as %s.server-id-length says; is %d",
-			of.ServerIDLength, of.form, len(id))
+			of.ServerIDLength, of.field, len(id))
 	default:
 		return checkUnique(r, of.seen, string(id), at)
 	}

@@ -56,10 +56,9 @@ func (r *rules) checkFields(path string, value reflect.Value) {
 			r.checkRanges(at, v)
 			continue
 		}
-		if v = reflect.Indirect(v); !v.IsValid() || v.IsZero() && f.optional {
-			continue
-		}
-		if !f.bounds.Contain(v) {
+		v = reflect.Indirect(v)
+		isMissing := !v.IsValid() || v.IsZero() && f.optional
+		if !isMissing && !f.bounds.Contain(v) {
 			r.failf(at, "must be a whole number %s", f.bounds)
 		}
 	}

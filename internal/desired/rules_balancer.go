@@ -352,7 +352,7 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 // checkPresence checks that a field is present if and only if an encapsulation needs it.
 func (r *rules) checkPresence(path string, present, needed bool, e Encapsulation) {
 	switch {
-	case !e.IsSRv6() && !e.IsTunnel():
+	case !e.IsSRv6() && !e.IsTunnel(): // it is unknown, which is an error already
 	case needed && !present:
 		r.failf(path, "required by encapsulation %s", e)
 	case !needed && present:

@@ -15,8 +15,8 @@ func (r *rules) checkHealth(path string, s *Service) {
 	h := s.Health
 	checkKnown(r, fieldpath.Child(path, "via"), h.Via, ViaPackets, ViaHost)
 	kinds := 0
-	for _, has := range []bool{h.HTTP != nil, h.HTTPS != nil, h.TCP != nil, h.UDP != nil} {
-		if has {
+	for _, isSet := range []bool{h.HTTP != nil, h.HTTPS != nil, h.TCP != nil, h.UDP != nil} {
+		if isSet {
 			kinds++
 		}
 	}
@@ -105,7 +105,7 @@ func (r *rules) checkLength(path, text string) {
 // it has one.
 func (r *rules) checkHealthPort(path string, port uint16, service Port) {
 	switch {
-	case port != 0 || service == 0:
+	case port != 0 || service == 0: // checkPort reports that the service's port is missing
 	case service == AllPorts:
 		r.failf(path, "required, because the service's port is all")
 	default:

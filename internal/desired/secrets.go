@@ -27,7 +27,7 @@ type SignalKeys []SignalKey
 // Passwords are the passwords of BGP peers, by the addresses of the peers.
 type Passwords map[netip.Addr]string
 
-// ChangedFrom lists the peers with a password that had another password before.
+// ChangedFrom lists the peers that have a password, and had a different one before.
 func (p Passwords) ChangedFrom(before Passwords) (peers []string) {
 	for _, address := range slices.SortedFunc(maps.Keys(p), netip.Addr.Compare) {
 		if was, ok := before[address]; ok && was != p[address] {

@@ -144,17 +144,17 @@ type Service struct {
 	Selection Selection `yaml:"selection,omitempty"`
 	// Infer is for placements that infer only (Placement.Infers).
 	Infer *Infer `yaml:"infer,omitempty"`
-	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are fewer
-	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash; 8
-	// for all other placements.
+	// Candidates is how many servers a row has: 1 to 8, or fewer if there are fewer servers. Default
+	// 4 for placement hunt, or 8 with selection reports or spare; 3 for hash; 8 for all other
+	// placements.
 	Candidates int `yaml:"candidates"`
 	// Generations is the number of sets of servers from which the candidate table is computed: the
 	// present set and former ones. It is 1 to 4, by default 3. For persistence stateless and hint it
 	// is 1 to 64, by default 32.
 	Generations int `yaml:"generations"`
 	// History is how many different servers each place of a row remembers, 1 to 4, the present one
-	// included. Default 3, and at most Generations. It is for persistence stateless and hint: under
-	// table, a place remembers the servers of all generations.
+	// included. Default 3, and at most Generations. It is for persistence stateless and hint. Under
+	// persistence table, a place remembers the servers of all generations.
 	History int `yaml:"history,omitempty"`
 	// QUIC is the form of the connection IDs. It is for persistence quic only.
 	QUIC *QUIC `yaml:"quic,omitempty"`
@@ -226,8 +226,7 @@ func (s *Service) Takes() bool {
 	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })
 }
 
-// Probes tells whether the balancer probes the agents of the servers. If the field has no value, it
-// does not.
+// Probes tells whether the balancer probes the agents of the servers. A nil Probe means false.
 func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 
 // Timeouts are the times for which the flow table keeps a flow after its last packet, from 5 s to

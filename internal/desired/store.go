@@ -107,13 +107,18 @@ func (r *rules) checkStore(b *Balancer) {
 func (r *rules) checkEndpoint(path, endpoint string, usesTLS bool) {
 	parsed, err := url.Parse(endpoint)
 	switch {
-	case err != nil || parsed.Host == "" || parsed.Port() == "" || parsed.User != nil ||
-		strings.Trim(parsed.Path, "/") != "" || parsed.RawQuery != "" || parsed.Fragment != "" ||
-		parsed.Scheme != "http" && parsed.Scheme != "https":
+	case err != nil || !isMember(parsed):
 		r.failf(path, "must be the URL of a member of etcd, such as https://etcd1.example:2379")
 	case (parsed.Scheme == "https") != usesTLS:
 		r.failf(path, "must have the same scheme, http or https, as the other endpoints")
 	}
+}
+
+// isMember tells whether a URL has a scheme, a host and a port, and nothing else.
+func isMember(u *url.URL) bool {
+	isHTTP := u.Scheme == "http" || u.Scheme == "https"
+	hasMore := u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != ""
+	return isHTTP && u.Host != "" && u.Port() != "" && !hasMore
 }
 
 // checkStoreFiles checks the names of files without reading them.
@@ -136,7 +141,7 @@ func (r *rules) checkStoreFiles(path string, e *Etcd) {
 	r.checkPair(path, "username", e.Username, "password-file", e.PasswordFile)
 }
 
-// checkPair checks that two fields both have values, a and b, or that both have none.
+// checkPair checks that two fields, whose values are a and b, are both set or both empty.
 func (r *rules) checkPair(path, first, a, second, b string) {
 	switch {
 	case a != "" && b == "":

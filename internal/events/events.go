@@ -77,7 +77,7 @@ type Stream struct {
 	more chan struct{}
 }
 
-// NewStream returns an empty stream. Its IDs begin with the time in microseconds, so they are
+// NewStream returns an empty stream. Its first ID is the time in microseconds, so its IDs are
 // higher than those of an earlier process.
 func NewStream() *Stream {
 	return &Stream{next: uint64(time.Now().UnixMicro()), more: make(chan struct{})}
@@ -126,7 +126,7 @@ func (s *Stream) Last() uint64 {
 	return s.next - 1
 }
 
-// Before returns an ID for After, which then returns the last n events, without those from before
+// Before returns an ID for After, which then returns the last n events, without events older than
 // the time since. If n is greater than the number of kept events, After returns all of them. The
 // zero time is before all events.
 func (s *Stream) Before(n int, since time.Time) uint64 {

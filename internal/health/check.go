@@ -39,8 +39,8 @@ var errTimeout = errors.New("timeout")
 
 // Path lets the packets of checks take the path of clients' packets. HostPath implements it.
 type Path interface {
-	// Socket returns what a socket to a VIP needs. The error tells why the host cannot check the
-	// VIP.
+	// Socket returns the settings of a socket to a VIP. The error tells why the host cannot check
+	// the VIP.
 	Socket(vip netip.Addr) (Socket, error)
 	// Recheck returns why this host drops the answers of a VIP, or nil if it accepts them.
 	Recheck(vip netip.Addr) error
@@ -79,9 +79,9 @@ func plain(err error) error {
 	return err
 }
 
-// Answers opens a connection on the path of clients' packets, whose packets have this mark. It
-// returns nil if the server answers: the connection opens, or the server refuses it. The error
-// wraps ErrUntried if this host cannot connect. The deadline is that of the context.
+// Answers opens a connection on the path of clients' packets. The packets of the connection have
+// the mark. Answers returns nil if the server answers: the connection opens, or the server refuses
+// it. The error wraps ErrUntried if this host cannot connect. The deadline is that of the context.
 func Answers(ctx context.Context, path Path, address netip.AddrPort, socket Socket, mark uint32) error {
 	dialer := &net.Dialer{
 		KeepAlive: -1, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(socket.Source, 0)),
@@ -177,8 +177,11 @@ func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	defer conn.Close()
 	// Close then sends a reset, which leaves no connection in TIME-WAIT on either side. Such
 	// connections would use up the ports.
-	if err := conn.SetLinger(0); err != nil || t.Kind == TCP {
+	if err := conn.SetLinger(0); err != nil {
 		return err
+	}
+	if t.Kind == TCP {
+		return nil // the check has only to open a connection
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })
 	defer stop()

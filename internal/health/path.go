@@ -58,8 +58,8 @@ var (
 
 // HostPath makes the host send the packets of health checks out of the interface towards the
 // servers. At its egress, the data path encapsulates them (bpf/balancer/signal/check.h). A rule
-// makes the kernel use another routing table for packets with the mark, of sockets that are bound
-// to the interface. The routes of this table lead to a gateway that does not exist, but has a
+// makes the kernel use another routing table for packets that have the mark and come from sockets
+// bound to the interface. The routes of this table lead to a gateway that does not exist, but has a
 // permanent neighbour entry. So checks work without a route to the VIP, without a neighbour that
 // answers, and even if the host itself has the VIP.
 //
@@ -71,7 +71,7 @@ type HostPath struct {
 	state *pathState
 }
 
-// pathState is what one Set has set, and what was found since. Each Set makes a new state. So a
+// pathState has the arguments of one Set, and the findings since. Each Set makes a new state. So a
 // call of find that began before a Set leaves its result in the old state, which is no longer used.
 type pathState struct {
 	mark, mask uint32
@@ -184,7 +184,7 @@ func (state *pathState) rule(f family) *netlink.Rule {
 	return rule
 }
 
-// Close removes what the path has made in the host. No check may be under way.
+// Close removes the rules, routes and neighbour entries of the path. No check may be under way.
 func (p *HostPath) Close() error {
 	state, ok := p.present()
 	if !ok {
@@ -193,8 +193,9 @@ func (p *HostPath) Close() error {
 	return RemovePath(p.mark, state.by.Index)
 }
 
-// RemovePath removes what paths with this mark, through the interface with this index, have made in
-// the caller's network namespace. It also removes what a killed process has left.
+// RemovePath removes the rules, routes and neighbour entries of paths with this mark, through the
+// interface with this index, from the caller's network namespace. It also removes those that a
+// killed process has left.
 func RemovePath(mark uint32, index int) error {
 	return removeRules(mark, func(f family, rule *netlink.Rule) (remove bool, err error) {
 		if rule.Table != firstTable+index {
@@ -270,15 +271,15 @@ func ignoring(ignored, err error) error {
 	return err
 }
 
-// Socket is what a socket needs to send on the path: the interface to bind to, and the source
-// address.
+// Socket has the settings of a socket that sends on the path: the interface to bind to, and the
+// source address.
 type Socket struct {
 	Device string
 	Source netip.Addr
 }
 
-// Socket returns what a socket to a VIP needs. It returns an error if the host has no address from
-// which it can check the VIP, or would drop the answers.
+// Socket returns the settings of a socket to a VIP. It returns an error if the host has no address
+// from which it can check the VIP, or would drop the answers.
 func (p *HostPath) Socket(vip netip.Addr) (Socket, error) {
 	state, ok := p.present()
 	if !ok {

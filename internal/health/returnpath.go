@@ -78,7 +78,8 @@ func nameOf(route *netlink.Route) string {
 }
 
 // isInVRF tells whether the interface belongs to another one, which may be a VRF. For a VRF, the
-// kernel looks for the route in another table. It also returns true if the interface is not found.
+// kernel looks for the route in another table. isInVRF also returns true if there is no such
+// interface.
 func isInVRF(index int) bool {
 	link, err := netlink.LinkByIndex(index)
 	return err != nil || link.Attrs().MasterIndex != 0

@@ -68,8 +68,8 @@ const (
 	// fewest is how many flows must have ended on servers with n > 1 flows before the mean time of
 	// a service is estimated from these flows.
 	fewest = 10
-	// patience is a number of flows without a wait that Wait assumes in addition to the observed
-	// flows. So a server of which little is known seems to have no wait.
+	// patience is how many flows Wait adds to the observed ones, as if they had not waited. So a
+	// server of which little is known seems to have no wait.
 	patience = 2
 )
 
@@ -163,21 +163,23 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 
 // probabilities returns the probabilities of the possible capacities by Bayes' rule. The times of
 // services are exponential with an unknown rate. The prior of the rate is a gamma distribution
-// around the average, which follows from service, the mean time of a service. It has the
-// weight of 4 observed flows (alike). The prior of the capacity is in proportion to common
-// (Capacities.common), with one additional server of each capacity, so that none is impossible.
+// around 1/service, where service is the mean time of a service. This prior has the weight of 4
+// observed flows (alike). The prior of the capacity is in proportion to common (Capacities.common),
+// with one additional server of each capacity, so that none is impossible.
 func (r *record) probabilities(service float64, common *[len(possible)]float64) (p [len(possible)]float64) {
 	highest := math.Inf(-1)
 	above := r.above()
 	below, logsBelow, n := 0.0, 0.0, 1
 	for i, c := range possible {
-		// With n flows, min(n, c) processors are in use.
-		for ; n <= int(c); n++ {
+		// With n flows, min(n, c) processors are in use. served is the time of all of them, and
+		// busy the sum of the logarithms of their numbers at the ends of flows.
+		most := int(c)
+		for ; n <= most; n++ {
 			below += r.having[n].seconds * float64(n)
 			logsBelow += r.having[n].ends * logs[n]
 		}
-		served := below + above[n-1].seconds*c // here n-1 is c
-		busy := logsBelow + above[n-1].ends*logs[n-1]
+		served := below + above[most].seconds*c
+		busy := logsBelow + above[most].ends*logs[most]
 		p[i] = math.Log(common[i]+1) + busy - (alike+r.ends)*math.Log(alike*service+served)
 		highest = max(highest, p[i])
 	}
@@ -217,7 +219,7 @@ func (c *Capacities) service(home []int32) float64 {
 func (l *learned) ratio() float64 {
 	all, recent := l.served(l.capacity), l.recent.served(l.capacity)
 	before := tenure{all.seconds - recent.seconds, all.ends - recent.ends}
-	return before.likelihood() + recent.likelihood() - all.likelihood()
+	return before.logLikelihood() + recent.logLikelihood() - all.logLikelihood()
 }
 
 // served returns how long processors were in use, summed over all, and how many flows ended.
@@ -229,9 +231,9 @@ func (r *record) served(capacity float64) (sum tenure) {
 	return sum
 }
 
-// likelihood returns the logarithm of the likelihood of the most likely rate, without terms that do
-// not depend on the rate.
-func (t tenure) likelihood() float64 {
+// logLikelihood returns the logarithm of the likelihood of the most likely rate, without terms that
+// do not depend on the rate.
+func (t tenure) logLikelihood() float64 {
 	if t.seconds <= 0 || t.ends <= 0 {
 		return 0
 	}

@@ -113,7 +113,7 @@ type server struct {
 	last     Counters
 	counted  bool    // last contains the counters of a sample
 	age      float64 // time since the slow start began, in seconds
-	since    events
+	since    events  // of this window
 	answers  answers
 	// endings is the belief that the clients of the server end their flows. If a server resets
 	// connections or falls silent, its clients send nothing more, and its flows count no more after
@@ -122,7 +122,7 @@ type server struct {
 	// ended, and bad if it has fallen silent.
 	endings   conduct
 	isSuspect bool
-	aftermath float64 // time in seconds for which flows of a fault may still be there
+	aftermath float64 // for how many seconds flows from the time of a fault may still be there
 	credit    float64 // number of trials left: see Trials
 	stale     uint32  // new flows that do not count: see Price.Stale
 	load      *Load   // by the server's own account; nil: not known
@@ -293,8 +293,8 @@ func (e *Estimator) settle(balancers []string, here int) {
 
 // Sample takes the counters of a server. It should be called at times that do not depend on the
 // flows, so that the numbers of flows that it sees are representative. The last argument is the
-// time since the last sample of this server, in seconds. The first sample is only the start of
-// the differences of the counters.
+// time since the last sample of this server, in seconds. Sample uses the differences between two
+// samples, so the first one has no effect of its own.
 func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	s := &e.servers[server]
 	last := s.last
@@ -460,9 +460,9 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 const leastShare = 1. / 16
 
 // slow returns the factor by which the slow start multiplies the unit of a server. The inverse of
-// the factor, which is the server's share, increases linearly. In a territory, the capacity of a
-// server in slow start never seems less than one flow, unless the capacity itself is less.
-// Otherwise the server would get nothing while other servers are idle.
+// the factor, which is the server's share, increases linearly. In a territory, slow start reduces a
+// capacity no further than to one flow. With less, the server would get nothing while other servers
+// are idle.
 func (e *Estimator) slow(age, unit float64) float64 {
 	if age >= e.settings.SlowStart {
 		return 1

@@ -43,7 +43,7 @@ func Homes(servers []WeightedServer, balancers []string) []int32 {
 	for i := range room {
 		room[i] = total / float64(len(balancers))
 	}
-	tiny := total * 1e-9 // what remains because sums are not exact
+	tiny := total * 1e-9 // room that remains only because sums are not exact
 	for _, s := range byHash(servers) {
 		home := highest(servers[s].Name, balancers, func(b int) bool { return room[b] > tiny })
 		room[home] -= servers[s].Weight
@@ -81,8 +81,8 @@ func highest(server string, balancers []string, fit func(int) bool) int {
 }
 
 // Order returns all servers in the order in which a balancer prefers them if they are otherwise
-// equal. Its home servers come first, then the servers of the next balancer by name, and so on
-// around. So no two balancers turn to the same servers first when they have no room at home. The
+// equal. Its home servers come first, then the servers of the next balancer by name, and so on in a
+// circle. So no two balancers turn to the same servers first when they have no room at home. The
 // home servers of another balancer are in reverse order: first those that their own balancer fills
 // last.
 func Order(servers []WeightedServer, balancers []string, homes []int32, self int) []int32 {

@@ -4,7 +4,7 @@ package infer
 
 // Load is the load of a server by its own account.
 type Load struct {
-	Busy float64 // flows, or what else the server counts; 0 or more
+	Busy float64 // flows, or another unit that the server counts; 0 or more
 	// Capacity is how much the server can serve at once, in the same unit. 0: not known.
 	Capacity float64
 }
@@ -18,7 +18,7 @@ func (k Kind) IsPolled() bool {
 // server whose load is not known counts as the average of the others.
 func (e *Estimator) SetLoad(server int, load *Load) { e.servers[server].load = load }
 
-// polled is what the price of a polled server depends on beside its own load.
+// polled has the values on which the price of a polled server depends, beside its own load.
 type polled struct {
 	mean float64 // of the weights, or of the queues, of servers whose loads are known
 	most float64 // the highest weight

@@ -7,8 +7,8 @@ import "math"
 // Price is what the data path knows about a server apart from its flows. Unit and Extra are
 // fixed-point numbers with 16 fractional bits: PriceOne is one flow for each unit of capacity.
 type Price struct {
-	// Unit is what each flow adds to the delay: the inverse of the server's capacity or weight. It
-	// is at least 1, which is 1/PriceOne.
+	// Unit is what each flow adds to the delay: the inverse of the server's capacity or weight. Its
+	// least value is 1, which stands for 1/PriceOne.
 	Unit uint32
 	// Extra is a delay that the server has without flows of this balancer.
 	Extra uint32
@@ -39,8 +39,9 @@ const (
 	mostDelay = 1<<35 - 1
 )
 
-// NewPrice rounds down: a server with as many flows as it can serve at once must not seem to have
-// a little more. Numbers that are too large or too small are replaced by the next possible ones.
+// NewPrice returns a price. It rounds numbers down: a server with as many flows as it can serve at
+// once must not seem to have a little more. If a number is too large or too small, NewPrice takes
+// the nearest possible one.
 func NewPrice(unit, extra float64, position int, away bool) Price {
 	return Price{
 		Unit: max(1, fixed(unit)), Extra: fixed(extra),
@@ -79,7 +80,7 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	return min(delay, mostDelay)<<28 | uint64(p.Position)<<16 | uint64(slot)
 }
 
-// numerator returns the numerator of the units of SED, whose denominators are the weights. If
+// numerator returns the common numerator of SED's units; their denominators are the weights. If
 // possible, all units are exact in the fields of a Price. Otherwise rounding would decide between
 // servers of equal delay, and always for the same ones. The largest unit is about 1.
 func numerator(servers []WeightedServer) float64 {
@@ -98,7 +99,7 @@ func numerator(servers []WeightedServer) float64 {
 			return least // too many different weights
 		}
 	}
-	// The largest multiple for which no unit is more than 1.
+	// The largest common multiple up to PriceOne*least, divided by PriceOne: no unit is above 1.
 	return multiple * math.Floor(PriceOne*least/multiple) / PriceOne
 }
 

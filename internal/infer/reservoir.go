@@ -9,8 +9,8 @@ import "math/bits"
 const ReservoirSize = 128
 
 // Reservoir is a sample of the durations of a server's flows. A new duration replaces a random
-// one. So the lifetime of an entry, counted in durations, is distributed exponentially, and recent
-// durations count for more.
+// one. So the lifetime of an entry, counted in later durations, is distributed exponentially, and
+// recent durations count for more.
 type Reservoir struct {
 	durations [ReservoirSize]float64
 	n         int

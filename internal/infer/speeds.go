@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Norm tells by what a server's mean duration is divided before it is filtered.
+// Norm tells the number by which a server's mean duration is divided before it is filtered.
 type Norm uint8
 
 // The norms.
@@ -131,7 +131,8 @@ func (s *Speeds) Rearrange(from []int32) {
 			s.servers[i].filter.Error = min(s.servers[i].filter.Error*scale*scale, initialError)
 		}
 	}
-	if s.options.Norm == BySum && !s.options.FixedNoise && scale > 0 && len(from) > 0 {
+	hasScale := scale > 0 && len(from) > 0 // there were servers, and there are some
+	if s.options.Norm == BySum && !s.options.FixedNoise && hasScale {
 		s.noise *= scale * scale
 	}
 }
@@ -170,7 +171,7 @@ func (s *Speeds) measure() bool {
 	for i := range s.servers {
 		v := &s.servers[i]
 		mean, ok := v.reservoir.Mean()
-		v.measured = mean
+		v.measured = mean // the last loop divides it, which makes it z
 		if !ok && s.options.Sampling != AsPrinted {
 			v.measured = math.NaN() // no durations
 		}

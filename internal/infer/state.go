@@ -145,7 +145,8 @@ func (s *Speeds) unit() float64 {
 	return 1
 }
 
-// restore restores an estimate whose certainty has decreased by a factor of 0 to 1.
+// restore restores an estimate. factor is 1 for a new one, and falls to 0 with its age. With 0, its
+// error is the initial one.
 func (s *Speeds) restore(server int, numbers []float64, factor float64) {
 	v, unit := &s.servers[server], s.unit()
 	v.filter.Value = numbers[0] * unit

@@ -32,10 +32,11 @@ const (
 	mostTold = 100
 	// mostCompared is the largest number of events of a server that count in a window. If there are
 	// more, good and bad ones are reduced in proportion. Otherwise servers that get many flows and
-	// serve none would make this seem normal, and a server that gets most of a flood would seem
-	// ill.
+	// serve none would make bad events seem normal, and a server that gets most of a flood would
+	// seem ill.
 	mostCompared = 8
-	// doubt is the expected share of good events below which a server is suspect.
+	// doubt is the expected share of good events, in relation to a well server, below which a
+	// server is suspect.
 	doubt = 0.8
 	// littleDoubt is the sum of the probabilities of both bad conditions above which a server is
 	// watched. It is more than the sum for a server of which nothing is known.
@@ -98,8 +99,8 @@ func (b *belief) age(seconds float64) {
 // events that other servers had at the same time. If it is 0, bad events tell nothing.
 func (b *belief) learn(o outcome, others float64) {
 	p := min(others, mostGood)
-	half, ill := o.likelihood(halfShare, p), o.likelihood(illShare, p)
-	// The scale reduces both likelihood ratios until they are at most mostTold.
+	half, ill := o.logRatio(halfShare, p), o.logRatio(illShare, p)
+	// The scale reduces both likelihood ratios so that they are at most mostTold.
 	scale := min(1, math.Log(mostTold)/max(math.Abs(half), math.Abs(ill), 1e-9))
 	well := 1 - b.half - b.ill
 	b.half *= math.Exp(scale * half)
@@ -109,10 +110,10 @@ func (b *belief) learn(o outcome, others float64) {
 	b.ill /= sum
 }
 
-// likelihood returns the logarithm of the ratio of two likelihoods of the outcome. The first is for
+// logRatio returns the logarithm of the ratio of two likelihoods of the outcome. The first is for
 // a server whose share of good events is relative·p, and the second for a well server, whose share
 // is p.
-func (o outcome) likelihood(relative, p float64) float64 {
+func (o outcome) logRatio(relative, p float64) float64 {
 	return o.good*math.Log(relative) + o.bad*math.Log((1-relative*p)/(1-p))
 }
 
@@ -133,7 +134,7 @@ type conduct struct {
 	recent outcome // of the last windows; older ones count less
 }
 
-// comparedFor is the time in seconds after which an event is compared e times less.
+// comparedFor is the time in seconds after which an event counts e times less in comparisons.
 const comparedFor = 2
 
 // judge updates one belief about each server after a window of the given time in seconds. The
@@ -160,8 +161,8 @@ func judge(servers []server, beliefAbout func(*server) *conduct, seconds float64
 // arguments are the events of the other servers in the window that ends, and recently. A flood can
 // begin at any moment, and on any server. So the share in this window is an upper bound, and
 // without events in it there is nothing to compare with. In a flood few events are good, and
-// servers get SYNs at different moments. So the share is squared: then bad events tell next to
-// nothing.
+// servers get SYNs at different moments. So the share is squared: the square of a small share is
+// next to 0, and bad events then tell next to nothing.
 func leastGood(now, recent outcome) float64 {
 	p := min(recent.lower(), now.share())
 	return p * p
@@ -180,8 +181,8 @@ type answers struct {
 // later one. The surplus answers belong to open flows, which the last window has left without an
 // answer. Open flows that get none are lost.
 func (a *answers) endWindow(placed, answered float64) {
-	excess := max(0, answered-placed)
-	a.now = outcome{good: answered, bad: max(0, a.open-excess)}
+	surplus := max(0, answered-placed)
+	a.now = outcome{good: answered, bad: max(0, a.open-surplus)}
 	a.open = max(0, placed-answered)
 }
 
@@ -218,27 +219,27 @@ func (e *Estimator) suspect(seconds float64) {
 	e.window = 0
 }
 
-// treat does what follows from the belief about a server. A server that is watched gets the given
-// number of trials for this window: new flows that show its condition. It can save up at most the
-// number most. A home server without flows gets trials too if capacities are learned. All other
-// servers have none. When a server is no longer suspect, it begins a slow start. If its flows fall
-// silent, treat forgets its capacity: it was learned from such flows before the server was known to
-// be ill.
+// treat acts on the belief about a server. A server that is watched gets the given number of trials
+// for this window: new flows that show its condition. It can save up at most the number most. A
+// home server without flows gets trials too if capacities are learned. All other servers have none.
+// When a server is no longer suspect, it begins a slow start. If the flows of a server fall silent,
+// treat forgets the learned capacity: such flows had a part in it before the server was known to be
+// ill.
 func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
-	was := s.isSuspect
+	wasSuspect := s.isSuspect
 	s.isSuspect = s.suspicion() > 1
 	s.aftermath = max(0, s.aftermath-e.window)
 	if s.isSuspect {
 		s.aftermath = e.settings.Silent
 	}
-	if was && !s.isSuspect {
+	if wasSuspect && !s.isSuspect {
 		s.age = 0
 	}
 	if s.endings.factor() > 1 && e.capacities != nil {
 		e.capacities.Forget(int32(server))
 	}
-	// Only the new flows of this window may still be answered in time.
+	// New flows of earlier windows do not count: only those of this window may be answered in time.
 	s.stale = uint32(max(0, float64(count(s.last.New))-s.answers.open))
 	switch {
 	case s.isWatched(): // the flows of this window have used trials

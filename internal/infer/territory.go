@@ -94,7 +94,7 @@ func (t *Territory) rank(server int32) {
 const mostOthers = 0.9
 
 // others returns the flows that servers of other balancers are assumed to have, per unit of
-// capacity, if SetWait was not called.
+// capacity. Once SetWait was called, it returns 0.
 func (t *Territory) others() float64 {
 	if t.room <= 0 || t.wait != nil {
 		return 0

@@ -142,7 +142,7 @@ func (w *Watcher) checkStale() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if left := w.staleAfter - time.Since(w.since); left > 0 {
-		return left // the source can become stale then at the earliest
+		return left // the source cannot become stale earlier
 	}
 	if !w.told {
 		w.told = true

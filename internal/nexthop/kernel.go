@@ -162,7 +162,7 @@ func (s *snapshot) linksNamed(names []string) []Link {
 const originator = 83
 
 // setManaged tells the kernel whether to keep a neighbour resolved (NTF_EXT_MANAGED, since Linux
-// 5.16). The kernel itself sends no packets to the neighbour, so it would not resolve it otherwise.
+// 5.16). The kernel itself sends no packets to the neighbour, so it would otherwise not resolve it.
 // Because of NTF_USE, an existing entry keeps its state and MAC address.
 func setManaged(n neighbour, managed bool) error {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)

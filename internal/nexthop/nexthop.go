@@ -77,10 +77,10 @@ const leisure = 9
 // If a target that once had a route of its own has only the default route left, it has no hop until
 // it has a route of its own again.
 //
-// Neighbours in use are "managed": the kernel keeps them resolved. The resolver releases a
-// neighbour that it made managed when no target uses it any more, and all of them when it ends. A
-// killed process releases nothing. The next process takes over the neighbours that it uses, and
-// GiveBack releases the others.
+// Neighbours in use are "managed": the kernel keeps them resolved. When no target uses a neighbour
+// any more, the resolver releases it, if a resolver made it managed. When the resolver ends, it
+// releases all of them. A killed process releases nothing. The next process takes over the
+// neighbours that it uses, and GiveBack releases the others.
 type Resolver struct {
 	log     *slog.Logger
 	own     []string
@@ -256,8 +256,8 @@ func (r *Resolver) resolve() (Update, error) {
 }
 
 // lookup looks up every target in the routing tables. If routes change while the kernel lists them,
-// any route may be missing from the list (observed for IPv6 on Linux 6.18). So if a target's prefix
-// is shorter than at the last lookup, lookup asks the kernel about this target.
+// any route may be missing from the list (observed for IPv6 on Linux 6.18). So if the prefix of a
+// target's route is shorter than at the last lookup, lookup asks the kernel about this target.
 func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]result {
 	all := make(map[netip.Addr]result, len(r.targets))
 	for _, target := range r.targets {
@@ -293,11 +293,11 @@ type known struct {
 // differs tells whether the kernel's entry shows something new about the neighbour, or must be made
 // managed.
 func (k *known) differs(e entry) bool {
-	kept := e.managed || e.fixed
+	isNew := e.failed && !k.silent
 	if e.usable {
-		return e.mac != k.mac || k.silent || !kept
+		isNew = e.mac != k.mac || k.silent
 	}
-	return e.failed && !k.silent || !kept
+	return isNew || !e.managed && !e.fixed
 }
 
 // learn takes the state of the kernel's entry. A failure counts only if the kernel keeps the entry
@@ -382,7 +382,7 @@ func (r *Resolver) manage(s *snapshot, n neighbour) error {
 	}
 	if e := s.neighbours[n]; e.managed || e.fixed {
 		if e.ours {
-			// This resolver also releases what a killed process has left. If a running process
+			// This resolver also releases entries that a killed process has left. If a running process
 			// still needs the entry, that process makes it managed again.
 			r.managed[n] = true
 		}

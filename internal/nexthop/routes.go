@@ -104,7 +104,7 @@ func parsePaths(b []byte) []path {
 		}
 		p := path{
 			dead:    b[2]&unix.RTNH_F_DEAD != 0,
-			weight:  int(b[3]) + 1,
+			weight:  int(b[3]) + 1, // the field is the weight minus 1
 			ifindex: int(number(b[4:])),
 		}
 		for kind, value := range attributes(b[unix.SizeofRtNexthop:length]) {

@@ -118,7 +118,7 @@ func (t *table) find(target netip.Addr) []*route {
 	return nil
 }
 
-// result is what is found by a lookup of a target in the routing tables.
+// result is the outcome of the lookup of a target in the routing tables.
 type result struct {
 	neighbours []neighbour // the preferred one first; none if there is an error
 	bits       int         // length of the route's prefix; 0: default route; -1: no route

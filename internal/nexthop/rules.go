@@ -30,7 +30,8 @@ type rule struct {
 
 // matches tells whether the rule is for a packet to an address.
 func (r *rule) matches(target netip.Addr) bool {
-	return (r.applies && (!r.to.IsValid() || r.to.Contains(target))) != r.inverted
+	isMatch := r.applies && (!r.to.IsValid() || r.to.Contains(target))
+	return isMatch != r.inverted
 }
 
 // passesOver tells whether the rule ignores a route that was found in its table. The lookup then
@@ -96,7 +97,7 @@ func parseRule(message []byte) rule {
 			r.applies = false
 		}
 	}
-	r.applies = r.applies && mark&mask == 0
+	r.applies = r.applies && mark&mask == 0 // the packets have the mark 0
 	return r
 }
 

@@ -17,8 +17,8 @@ type envelope struct {
 	srh        *SRH  // the segment routing header; nil: none
 	srhAt      int   // offset of the segment routing header
 	srhNamedBy int   // offset of the next header field that announces the segment routing header
-	content    int   // offset of what follows the outer headers
-	protocol   uint8 // protocol of what follows the outer headers
+	content    int   // offset of the first byte after the outer headers
+	protocol   uint8 // protocol of the content
 }
 
 // open reads the outer headers of a frame: IP, hop-by-hop options and a segment routing header.

@@ -137,8 +137,8 @@ func (e Encap) encapGRE(p []byte, ip ipHeader) ([]byte, error) {
 }
 
 // wrap puts an outer IP header before the packet p, and a shim between the two. The shim is the
-// bytes of a GRE or segment routing header, or empty. protocol is that of what follows the outer
-// header. wrap copies the whole traffic class: DSCP by the uniform model of RFC 2983, ECN by the
+// bytes of a GRE or segment routing header, or empty. protocol is the one that the outer header
+// announces. wrap copies the whole traffic class: DSCP by the uniform model of RFC 2983, ECN by the
 // normal mode of RFC 6040 section 4.1.
 func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, destination netip.Addr,
 ) ([]byte, error) {
@@ -148,7 +148,7 @@ func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, 
 	length := len(shim) + ip.total
 	limit := maxLength
 	if source.Is4() {
-		limit -= ipv4Length
+		limit -= ipv4Length // the length field of IPv4 includes the header
 	}
 	if length > limit {
 		return nil, fmt.Errorf("outer payload of %d bytes: %w", length, ErrTooLong)
@@ -162,7 +162,7 @@ func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, 
 
 // checkPath returns an error if Sender and Segments cannot be in a segment routing header.
 func (e Encap) checkPath() error {
-	if len(e.Segments) == 0 || len(e.Segments)+2 > maxSegments {
+	if len(e.Segments) == 0 || len(e.Segments)+2 > maxSegments { // 2: see insert
 		return fmt.Errorf("%d segments: %w", len(e.Segments), ErrEncap)
 	}
 	for _, addr := range append([]netip.Addr{e.Sender}, e.Segments...) {

@@ -58,7 +58,7 @@ func fragmentIPv4(header []byte, offset int, more bool, id uint16) {
 // is the offset of the field that then announces the fragment header. offset, more and id are the
 // same as in fragmentIPv4.
 func fragmentIPv6(header []byte, nextHeader, offset int, more bool, id uint32) []byte {
-	field := uint16(offset)
+	field := uint16(offset) // in units of 8 bytes, above three bits of flags
 	if more {
 		field |= 1
 	}

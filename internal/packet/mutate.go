@@ -41,9 +41,9 @@ func NetworkOffset(frame []byte) int {
 	return at
 }
 
-// TransportOffset returns the offset of what follows the IP header and its extension headers: for
-// example, TCP or the inner packet of a tunnel. In a fragment other than the first, this is a
-// part of the data of the original packet.
+// TransportOffset returns the offset of the first byte after the IP header and its extension
+// headers, for example of TCP or of the inner packet of a tunnel. In a fragment other than the
+// first, the byte is in the middle of the original packet.
 func TransportOffset(frame []byte) int {
 	network, ip, err := parseFrame(frame)
 	must(err)

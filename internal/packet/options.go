@@ -154,7 +154,7 @@ func padding(size int) [][]byte {
 		must(fmt.Errorf("options header of %d bytes: %w", size, ErrHeader))
 	}
 	var out [][]byte
-	for left := size - 2; left > 0; {
+	for left := size - 2; left > 0; { // 2: the fields next header and length
 		option := min(left, 2+255) // type, length, and at most 255 bytes of data
 		if left-option == 1 {      // one remaining byte would be too short for an option
 			option--

@@ -49,8 +49,8 @@ type message struct {
 }
 
 const (
-	// size is the number of bytes of each message. An answer is as long as a request, so the
-	// endpoint is of no use for amplification.
+	// size is the number of bytes of each message. An answer is as long as a request, so polls are
+	// of no use for amplification.
 	size = 72
 	// tagAt is the offset of the tag. The tag is a hash of the 64 bytes before it. Tags of signals
 	// are hashes of 48 or 56 bytes. SipHash also hashes the length, so the tag of a signal is of no
@@ -63,7 +63,7 @@ const (
 // magic begins all messages.
 var magic = [4]byte{'S', 'L', 'o', 'd'}
 
-// errTag tells that a message is not of a node with the key.
+// errTag tells that a message has no tag that one of the keys made.
 var errTag = errors.New("the tag is wrong")
 
 // encode returns the message with a tag made by the key.

@@ -20,7 +20,7 @@ type sender = netip.AddrPort
 
 // Target is a server to ask about a service.
 type Target struct {
-	ID      uint32 // identifies the answers, for example a slot
+	ID      uint32 // by which the caller finds the answers, for example the server's slot
 	Address netip.AddrPort
 	Service Service
 }
@@ -104,7 +104,7 @@ func (p *Poller) request(t Target) ([]byte, error) {
 	if len(p.keys) == 0 {
 		return nil, errors.New("there is no signal key")
 	}
-	p.forget(t.ID)
+	p.endRequest(t.ID)
 	p.asked[nonce], p.nonces[t.ID] = t, nonce
 	m := message{kind: request, nonce: nonce, service: t.Service}
 	return m.encode(p.keys[0]), nil
@@ -118,12 +118,13 @@ func (p *Poller) take(b []byte, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m, err := decode(b, p.keys)
-	t, ok := p.asked[m.nonce]
-	if err != nil || !ok || t.Service != m.service || m.kind != known && m.kind != unknown {
+	t, asked := p.asked[m.nonce]
+	isAnswer := m.kind == known || m.kind == unknown
+	if err != nil || !isAnswer || !asked || t.Service != m.service {
 		p.refused.Add(1)
 		return
 	}
-	p.forget(t.ID)
+	p.endRequest(t.ID)
 	if m.kind == unknown {
 		p.unknown.Add(1)
 		return
@@ -131,8 +132,8 @@ func (p *Poller) take(b []byte, now time.Time) {
 	p.answers[t.ID] = Answer{m.load, now}
 }
 
-// forget removes the request to a target.
-func (p *Poller) forget(id uint32) {
+// endRequest removes the last request to a target, so that answers to it are refused.
+func (p *Poller) endRequest(id uint32) {
 	if nonce, ok := p.nonces[id]; ok {
 		delete(p.asked, nonce)
 		delete(p.nonces, id)
@@ -152,6 +153,6 @@ func (p *Poller) Answer(id uint32) (Answer, bool) {
 func (p *Poller) Forget(id uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.forget(id)
+	p.endRequest(id)
 	delete(p.answers, id)
 }

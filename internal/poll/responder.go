@@ -54,8 +54,8 @@ func (r *Responder) Close() error {
 	return r.conn.Close()
 }
 
-// Run answers requests until the context ends, which closes the socket, or until Close. Listen must
-// have succeeded.
+// Run answers requests until Close, or until the context ends. Then Run closes the socket. Listen
+// must have succeeded.
 func (r *Responder) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = r.conn.Close() })()
 	receive(r.conn, func(b []byte, from sender) {
@@ -90,9 +90,9 @@ func (r *Responder) answer(b []byte) []byte {
 	return m.encode((*keys)[0])
 }
 
-// receive passes each datagram on until the socket is closed. It ignores other errors.
+// receive passes each datagram to handle until the socket is closed. It ignores other errors.
 func receive(conn *net.UDPConn, handle func(b []byte, from sender)) {
-	b := make([]byte, size+1) // so that a longer datagram does not look right
+	b := make([]byte, size+1) // longer than a message, so that a longer datagram is not cut to one
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(b)
 		switch {

@@ -18,7 +18,7 @@ import (
 func FuzzRecord(f *testing.F) {
 	now := time.Unix(1700000000, 0).UTC()
 	text, err := json.Marshal(Record{
-		Process: now, Role: "balancer",
+		Since: now, Role: "balancer",
 		Configuration: Configuration{
 			File: "/etc/segue/lb.yaml", Read: now, Refused: &Refusal{now, []string{"node.seed: no"}},
 			Overrides: []desired.Override{{Service: "web", Server: "s1", Set: desired.Fields{"drained": true}}},

@@ -47,7 +47,7 @@ func Lock(instance string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return nil, refused(instance, err)
 	}
-	file, err := lockFile(LockFile(instance))
+	file, err := openLocked(LockFile(instance))
 	if err != nil {
 		return nil, refused(instance, err)
 	}
@@ -71,17 +71,17 @@ func running(instance string) error {
 	if err != nil {
 		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
-	if process == nil { // or the process has just ended, which is unlikely
+	if process == nil { // FindProcess does not see it, or it has just ended, which is unlikely
 		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
 	}
 	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
 		process.Since.Format(time.RFC3339))
 }
 
-// lockFile opens and locks a file. Between these two steps, another process may remove the file by
-// Unlock. Then the lock excludes no process, because the next one makes a new file. So lockFile
+// openLocked opens and locks a file. Between the two steps, another process may remove the file by
+// Unlock. Then the lock excludes no process, because the next one makes a new file. So openLocked
 // starts again.
-func lockFile(path string) (*os.File, error) {
+func openLocked(path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
@@ -113,7 +113,7 @@ func stamp(file *os.File) error {
 }
 
 // Unlock removes the lock file of an instance that is removed from the host, and closes the lock.
-// It also removes the record and the socket, which a killed process has left.
+// It also removes the record and the socket, if a killed process has left them.
 func Unlock(lock *os.File) error {
 	var err error
 	for _, file := range []string{recordFile(lock.Name()), socketFile(lock.Name())} {

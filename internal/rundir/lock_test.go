@@ -24,7 +24,7 @@ func TestLockIsHeldOnce(t *testing.T) {
 	for range 8 {
 		group.Go(func() {
 			for range 3000 {
-				file, err := lockFile(path)
+				file, err := openLocked(path)
 				if err != nil {
 					continue // another goroutine has it
 				}
@@ -82,7 +82,7 @@ func TestLockRefusesNames(t *testing.T) {
 func TestLockIsPrivate(t *testing.T) {
 	before := unix.Umask(0)
 	path := filepath.Join(t.TempDir(), "lb.lock")
-	file, err := lockFile(path)
+	file, err := openLocked(path)
 	unix.Umask(before)
 	testhost.Must(t, err)
 	defer file.Close()

@@ -65,7 +65,7 @@ func findHolder(path string) (*Process, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %q: %w", table, lines.Text(), err)
 		}
-		return &Process{pid, time.Unix(stat.Mtim.Unix())}, nil
+		return &Process{pid, time.Unix(stat.Mtim.Unix())}, nil // stamp has set the time
 	}
 	return nil, lines.Err()
 }

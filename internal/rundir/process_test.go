@@ -25,7 +25,7 @@ func TestFindHolder(t *testing.T) {
 	long := time.Now().Add(-time.Hour)
 	testhost.Must(t, os.Chtimes(path, long, long))
 	none("before")
-	file, err := lockFile(path)
+	file, err := openLocked(path)
 	testhost.Must(t, err)
 	found, err := findHolder(path)
 	if err != nil || found == nil || found.PID != os.Getpid() || time.Since(found.Since) > time.Minute {

@@ -77,10 +77,10 @@ type Refusal struct {
 
 // Record describes a running process, in a file beside its lock.
 type Record struct {
-	// Process is the time at which the process took over the instance, as in Process.Since. It
+	// Since is the time at which the process took over the instance, as in Process.Since. It
 	// identifies the process: a killed process leaves its record, which does not describe the next
 	// process.
-	Process       time.Time         `json:"process"`
+	Since         time.Time         `json:"process"`
 	Role          string            `json:"role"` // balancer or agent
 	Configuration Configuration     `json:"configuration"`
 	Fixed         []desired.Setting `json:"fixed"` // the settings that only a restart can change
@@ -121,7 +121,7 @@ func readRecord(path string, process *Process) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if !record.Process.Equal(process.Since) { // it is the record of an earlier process
+	if !record.Since.Equal(process.Since) { // it is the record of an earlier process
 		return nil, nil
 	}
 	return record, nil
@@ -161,7 +161,7 @@ func NewRecorder(
 		log.Warn("status cannot show the configuration", "error", err)
 		return r
 	}
-	r.record.Process = info.ModTime()
+	r.record.Since = info.ModTime()
 	r.write()
 	return r
 }

@@ -32,7 +32,7 @@ func reading(t *testing.T, lock string) *Record {
 // TestRecord follows a process from its start to its end.
 func TestRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.lock")
-	lock, err := lockFile(path)
+	lock, err := openLocked(path)
 	testhost.Must(t, err)
 	if record := reading(t, path); record != nil {
 		t.Errorf("before it was written: %+v", record)
@@ -92,7 +92,7 @@ func TestRecord(t *testing.T) {
 func TestRecordOfKilledProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.lock")
 	start := func() *os.File {
-		lock, err := lockFile(path)
+		lock, err := openLocked(path)
 		testhost.Must(t, err)
 		return lock
 	}
@@ -117,7 +117,7 @@ func TestRecordOfKilledProcess(t *testing.T) {
 // TestRecordThatCannotBeWritten checks that the process continues and logs the error.
 func TestRecordThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
-	lock, err := lockFile(filepath.Join(dir, "lb.lock"))
+	lock, err := openLocked(filepath.Join(dir, "lb.lock"))
 	testhost.Must(t, err)
 	defer lock.Close()
 	testhost.Must(t, os.MkdirAll(filepath.Join(dir, "lb.json", "in the way"), 0o700))

@@ -66,7 +66,7 @@ func parse(text []byte) (Generations, error) {
 	return d.Services, nil
 }
 
-// Save replaces the file of generations, at once. It returns an error if the file cannot be
+// Save replaces the file of generations atomically. It returns an error if the file cannot be
 // written; the former file then stays.
 func (g Generations) Save(path string) error {
 	text, err := g.text()

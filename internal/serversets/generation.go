@@ -153,8 +153,9 @@ func (s Set) Table() (*tables.Table, error) {
 }
 
 // CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
-// the same bucket in the tables of both, so they must have the same number of rows, and the same
-// hash. Under round-robin, flows have no bucket of their own: any row of a former set is as good as another.
+// the same bucket in the tables of both, so they must have the same number of rows and the same
+// hash. Under round-robin, flows have no bucket of their own: any row of a former set is as good as
+// any other.
 func (s Set) CanHold(former Set) bool {
 	if former.Placement.Method().TakesTurns() {
 		return true

@@ -4,27 +4,28 @@ package srv6
 
 import "fmt"
 
-// Function is the code of what a host does with a packet whose destination is one of its SIDs.
+// Function is a code that tells what a host does with a packet whose destination is one of its
+// SIDs.
 type Function uint16
 
-// Host is no function: an address of a locator that names the host itself, such as the sender in a
-// segment list.
+// Host is the code in addresses that name the host itself, such as the sender in a segment list. It
+// is no function.
 const Host Function = 0
 
 // The functions of a server.
 const (
-	// ConnectAvail offers a new connection: take it, or pass it to the next segment.
+	// ConnectAvail offers a new connection. The server takes it, or passes it to the next segment.
 	ConnectAvail Function = 0x0001
 	// ConnectForce makes the server take a new connection.
 	ConnectForce Function = 0x0002
-	// AckStickiness delivers; the balancer knows that this server has the flow.
+	// AckStickiness delivers the packet. The balancer knows that this server has the flow.
 	AckStickiness Function = 0x0003
-	// RecoverStickiness delivers the packet and tells the balancer if the flow is here. Otherwise
-	// it passes the packet on.
+	// RecoverStickiness delivers the packet if the flow is local, and tells the balancer so.
+	// Otherwise it passes the packet on.
 	RecoverStickiness Function = 0x0004
 	// Deliver delivers the packet in any case.
 	Deliver Function = 0x0005
-	// Steer delivers the packet if the flow is here. Otherwise it passes the packet on. The
+	// Steer delivers the packet if the flow is local. Otherwise it passes the packet on. The
 	// balancer needs no answer.
 	Steer Function = 0x0006
 )
@@ -34,9 +35,9 @@ const Probe Function = 0x0007
 
 // The functions of a balancer.
 const (
-	// CreateStickiness says that the sender took this flow.
+	// CreateStickiness says that the sender took the flow of the signal.
 	CreateStickiness Function = 0x0011
-	// RemoveStickiness says that this flow is ending.
+	// RemoveStickiness says that the flow of the signal is ending.
 	RemoveStickiness Function = 0x0012
 	// Return says that the sender does not have the flow of the client's packet.
 	Return Function = 0x0013

@@ -4,7 +4,7 @@ package srv6
 
 import "fmt"
 
-// NoColumn is the column of a candidate that is in no column of its bucket's row.
+// NoColumn stands for the column of a candidate that is not in the row of the flow's bucket.
 const NoColumn = -1
 
 // MaxLoad is the largest number of busy and capacity units that an offer can tell exactly.
@@ -24,7 +24,7 @@ const (
 
 // Offer is the argument of an offered SID (docs/understand/protocol.md, "Offers").
 type Offer struct {
-	// Column is the candidate's column in its bucket's row, 0 to 7, or NoColumn.
+	// Column is the candidate's column in the row of the flow's bucket, 0 to 7, or NoColumn.
 	Column int
 	// WantsReport tells that the balancer takes load reports of this flow.
 	WantsReport bool

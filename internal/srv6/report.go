@@ -4,7 +4,7 @@ package srv6
 
 import "time"
 
-// ReportTick is the unit of a report's serial.
+// ReportTick is the unit of a report's serial: 2^22 ns.
 const ReportTick = time.Duration(1 << 22)
 
 // Report is the argument of a server's own segment in a signal: the server's load, and what the
@@ -22,7 +22,7 @@ type Report struct {
 
 // FirstCandidate is the candidate to which a flow was offered first.
 type FirstCandidate struct {
-	Column int   // in its bucket's row, 0 to 7, or NoColumn
+	Column int   // in the row of the flow's bucket, 0 to 7, or NoColumn
 	Load   uint8 // the code of the load that it has told; 0 if it has told none
 }
 
@@ -51,7 +51,8 @@ func (r Report) Argument() uint64 {
 	return argument | uint64(r.First.Column%firstColumnsModulo)<<firstColumnShift | uint64(r.First.Load)
 }
 
-// ParseReport reads the argument of a server's segment. It returns false if there is no report.
+// ParseReport reads the argument of a server's segment. It returns false if there is no report: the
+// argument is then 0.
 func ParseReport(argument uint64) (r Report, ok bool) {
 	r.Serial = uint32(argument >> serialShift & serialMask)
 	r.Load = uint8(argument >> ownLoadShift)

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// causes is a logger for etcd's client that keeps only the last error. The client repeats a request
-// that fails until the time of the request is over. Then it returns only that the time is over. The
-// cause is in its log.
+// causes is a logger for etcd's client that keeps only the last error. The client repeats a failing
+// request until the time of the request is over. Then its error says only that the time is over.
+// The cause is in its log.
 type causes struct {
 	zapcore.LevelEnabler
 
@@ -66,13 +66,13 @@ var errFull = errors.New("the store is full (etcdctl alarm list)")
 var errNoAnswer = errors.New("no answer in time")
 
 // describe returns a short error that says why a request has failed. If the request has timed out,
-// this is the last error in the client's log. began is when the request began: an earlier error in
-// the log belongs to another request.
+// the reason is the last error in the client's log. began is when the request began: an earlier
+// error in the log belongs to another request.
 func (c *causes) describe(err error, began time.Time) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("%w: %w", errFull, err)
-	case errors.Is(err, rpctypes.ErrNoLeader): // for untilLeader
+	case errors.Is(err, rpctypes.ErrNoLeader): // unchanged, so that untilLeader recognises it
 		return err
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {

@@ -136,7 +136,7 @@ func damageRecords(t *testing.T, s *Store, damage func(Tree, *Snapshot)) {
 		before[key] = json.RawMessage(text)
 	}
 	for key, it := range n.items {
-		if treeOf(key) == generationsKey {
+		if kindOf(key) == generationsKey {
 			before[key] = json.RawMessage(it.text())
 		}
 	}

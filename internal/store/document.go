@@ -29,12 +29,12 @@ func (t Tree) Document() (*Document, error) {
 	services := map[string]desired.Fields{}
 	servers := map[string][]any{}
 	for _, key := range slices.Sorted(maps.Keys(t)) {
-		tree := treeOf(key)
-		service, server, err := namesOf(tree, key)
+		kind := kindOf(key)
+		service, server, err := namesOf(kind, key)
 		if err != nil {
 			return nil, err
 		}
-		switch tree {
+		switch kind {
 		case overridesKey:
 			var o desired.Override
 			if o, err = t.override(key); err == nil {
@@ -141,20 +141,20 @@ func (d *Document) Tree() (Tree, error) {
 	return t, t.putOverrides(d.Overrides)
 }
 
-// WithOverrides returns the tree with other overrides.
+// WithOverrides returns the tree with the given overrides instead of its own.
 func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
 	next := maps.Clone(t)
-	maps.DeleteFunc(next, func(key string, _ json.RawMessage) bool { return treeOf(key) == overridesKey })
+	maps.DeleteFunc(next, func(key string, _ json.RawMessage) bool { return kindOf(key) == overridesKey })
 	return next, next.putOverrides(overrides)
 }
 
 // WithOverridesOf returns the tree with the overrides of another tree, even those that Document
-// cannot read. If the tree itself has a service that an override adds, WithOverridesOf makes this
-// override add nothing, and also the overrides of the servers that were added with the service.
+// cannot read. If an override adds a service that the tree itself has, WithOverridesOf makes it add
+// nothing. It does the same to the overrides of the servers that were added with the service.
 func (t Tree) WithOverridesOf(other Tree) Tree {
 	next, _ := t.WithOverrides(nil) // without overrides there is no error
 	for key, value := range other {
-		if treeOf(key) == overridesKey {
+		if kindOf(key) == overridesKey {
 			next[key] = value
 		}
 	}
@@ -171,11 +171,11 @@ func (t Tree) WithOverridesOf(other Tree) Tree {
 }
 
 // isAdopted tells whether a key has an override that adds a service which the tree itself has, or
-// an override that adds a server of such a service. A server's override counts only if it was split
+// an override that adds a server of this service. A server's override counts only if it was split
 // off the service's override (splitServersOff). If the service's override still lists servers, none
 // was split off: the overrides that add servers were made independently of it.
 func (t Tree) isAdopted(key string) bool {
-	if treeOf(key) != overridesKey {
+	if kindOf(key) != overridesKey {
 		return false
 	}
 	service, server, err := namesOf(overridesKey, key)
@@ -218,8 +218,8 @@ func (t Tree) putOverrides(overrides []desired.Override) error {
 }
 
 // splitServersOff splits each override that adds a service with its servers: every server gets an
-// override of its own. The effect stays the same. One key with all servers could be larger than the
-// store accepts, and a drain of one server would have to wait for other changes of the service.
+// override of its own. The effect stays the same. One key with all servers could be too large for
+// the store, and a drain of one server would have to wait for other changes of the service.
 //
 // An override that adds a service which the tree has already is without effect. Its servers are not
 // split off, because overrides of their own would add them to the tree's service.
@@ -252,7 +252,7 @@ func (t Tree) splitServersOff(overrides []desired.Override) (all []desired.Overr
 		case isAdded: // the server has one override already, so it must also have what o sets
 			all[i].Set = o.Set
 		case len(t.addedServers(o)) > 0: // the service stays in its override, but not its servers
-			o.Add = without(o.Add, "servers")
+			o.Add = maps.Clone(o.Add)
 			o.Add["servers"] = []any{}
 			all = append(all, o)
 		default:
@@ -319,7 +319,7 @@ func nameIn(fields map[string]any, at string) (string, error) {
 	return name, nil
 }
 
-// without returns a copy of fields without those with the names.
+// without returns a copy of fields that lacks the named fields.
 func without(fields map[string]any, names ...string) map[string]any {
 	rest := maps.Clone(fields)
 	for _, name := range names {
@@ -331,14 +331,14 @@ func without(fields map[string]any, names ...string) map[string]any {
 // drainedField is the field of a server that tells whether the server is drained.
 const drainedField = "drained"
 
-// withDrainsOf returns the tree with one difference: a server that a later tree has, too, is
-// drained or not as it is in the later tree. Balancers follow drains of a change before the change
-// is released, because a drain does not change a set of servers.
+// withDrainsOf returns the tree with the drains of a later tree: a server that both trees have is
+// drained if the later tree drains it, and otherwise not. Balancers follow drains of a change before
+// the change is released, because a drain does not change a set of servers.
 func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 	result := maps.Clone(t)
 	for _, c := range t.changesTo(later) {
-		tree := treeOf(c.key)
-		service, server, err := namesOf(tree, c.key)
+		kind := kindOf(c.key)
+		service, server, err := namesOf(kind, c.key)
 		if err != nil {
 			return nil, err
 		}
@@ -349,7 +349,7 @@ func (t Tree) withDrainsOf(later Tree) (Tree, error) {
 		switch {
 		case err != nil:
 		case !stays: // the server is added or removed, which waits for the release
-		case tree == overridesKey:
+		case kind == overridesKey:
 			err = result.copyOverrideDrain(c.key, later)
 		default:
 			err = result.copyServerDrain(c.key, later)
@@ -373,7 +373,8 @@ func bothHave(t, later Tree, service, server string) (bool, error) {
 	own := keyOf(serversKey, service, server)
 	hasOwn, isAdded := t[own] != nil, before.Add != nil
 	isSame := hasOwn == (later[own] != nil) && isAdded == (after.Add != nil)
-	return isSame && (hasOwn || isAdded) && !before.Remove && !after.Remove, nil
+	isThere, isRemoved := hasOwn || isAdded, before.Remove || after.Remove
+	return isSame && isThere && !isRemoved, nil
 }
 
 // copyServerDrain makes the server at a key drained if it is drained in a later tree, and not
@@ -385,7 +386,7 @@ func (t Tree) copyServerDrain(key string, later Tree) error {
 		return err
 	}
 	delete(t, key)
-	return t.put(key, without(withDrainOf(before, after), "name"))
+	return t.put(key, without(withDrainOf(before, after), "name")) // fields has added the name
 }
 
 // copyOverrideDrain makes the override at a key drain its server, or not, as the override at this
@@ -407,8 +408,8 @@ func (t Tree) copyOverrideDrain(key string, later Tree) error {
 	return t.put(key, bare(before))
 }
 
-// withDrainOf returns fields with the field drained of other fields, or without it if the other
-// fields lack it.
+// withDrainOf returns a copy of fields in which the field drained is the same as in other, or is
+// missing if other lacks it.
 func withDrainOf(fields, other map[string]any) map[string]any {
 	result := without(fields, drainedField)
 	if drained, ok := other[drainedField]; ok {

@@ -31,8 +31,8 @@ const (
 	retryInterval = 10 * time.Second
 )
 
-// Balancer is the balancer that a follower keeps up to date. Its methods are called by one
-// goroutine.
+// Balancer is the balancer that a follower keeps up to date. Several goroutines may call Interpret
+// at the same time. Only one goroutine calls Follow.
 type Balancer interface {
 	// Interpret returns the desired state of the balancer that follows from a document. The error says
 	// which value of the document the balancer cannot follow.
@@ -141,7 +141,7 @@ func (f *Follower) Newest() *Snapshot {
 	return f.newest
 }
 
-// update changes the status, and wakes those who wait for a change.
+// update changes the status, and wakes the goroutines that wait for a change.
 func (f *Follower) update(change func(*Status)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -289,8 +289,8 @@ type confirmation struct {
 
 // outcome returns the answer to a confirmation, after consider has returned err. The answer is nil
 // if the balancer follows the confirmed version. It wraps ErrVersion if the store has released
-// another version, which the balancer either follows or cannot follow without a confirmation of its
-// own. Otherwise it is err.
+// another version, and the balancer follows that version or needs a confirmation of it. Otherwise
+// it is err.
 func (f *Follower) outcome(confirmed Version, err error) error {
 	s := f.Status()
 	switch {
@@ -490,7 +490,7 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 		return false, nil
 	}
 	was, is := had.serving(), document.serving()
-	// The last change whose writer has named the servers to drain is not in the state before. So
+	// If the last change whose writer has named the servers to drain is not in the state before,
 	// drained servers do not count. This change may be later than next: drains do not wait for the
 	// release.
 	if isSameStore && before.Version.Change < n.head.Drains {

@@ -23,9 +23,10 @@ const (
 	setsKey        = "sets/"        // ID/PIECE: a part of a set of servers
 )
 
-// keyOf returns the key of a service, or of a server of a service, in one of the trees.
-func keyOf(tree, service string, server ...string) string {
-	key := tree + url.PathEscape(service)
+// keyOf returns a key for a service, or for a server of a service. kind is the beginning of the
+// key, such as servicesKey.
+func keyOf(kind, service string, server ...string) string {
+	key := kind + url.PathEscape(service)
 	for _, name := range server {
 		key += "/" + url.PathEscape(name)
 	}
@@ -34,29 +35,31 @@ func keyOf(tree, service string, server ...string) string {
 
 // namesOf returns the names with which keyOf has made a key. For the key of a service, the name of
 // the server is empty.
-func namesOf(tree, key string) (service, server string, err error) {
-	escapedService, escapedServer, isServer := strings.Cut(strings.TrimPrefix(key, tree), "/")
+func namesOf(kind, key string) (service, server string, err error) {
+	escapedService, escapedServer, isServer := strings.Cut(strings.TrimPrefix(key, kind), "/")
 	service, err = url.PathUnescape(escapedService)
 	if err == nil && isServer {
 		server, err = url.PathUnescape(escapedServer)
 	}
+	mustBeServer := kind == serversKey
+	mayBeServer := mustBeServer || kind == overridesKey // an override may be of either
 	switch {
 	case err != nil:
 		return "", "", fmt.Errorf("key %s: %w", key, err)
 	case service == "" || isServer && server == "":
 		return "", "", fmt.Errorf("key %s: has an empty name", key)
-	case tree != overridesKey && isServer != (tree == serversKey): // an override may be of either
+	case mustBeServer && !isServer, isServer && !mayBeServer:
 		return "", "", fmt.Errorf("key %s: names a server where a service belongs, or the reverse", key)
 	}
 	return service, server, nil
 }
 
-// treeOf returns the tree of a key whose value is an item. For other keys it returns an empty
-// string.
-func treeOf(key string) string {
-	for _, tree := range []string{servicesKey, serversKey, overridesKey, generationsKey} {
-		if strings.HasPrefix(key, tree) {
-			return tree
+// kindOf returns the kind of a key whose value is an item: servicesKey, serversKey, overridesKey or
+// generationsKey. For other keys it returns an empty string.
+func kindOf(key string) string {
+	for _, kind := range []string{servicesKey, serversKey, overridesKey, generationsKey} {
+		if strings.HasPrefix(key, kind) {
+			return kind
 		}
 	}
 	return ""

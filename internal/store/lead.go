@@ -232,7 +232,8 @@ func (r *releaser) begin(service string, number uint64) {
 	}
 }
 
-// errCannotLead tells that this balancer cannot make the generations. Another one may be able to.
+// errCannotLead tells that this balancer cannot make the generations. Another balancer may be able
+// to do so.
 var errCannotLead = errors.New("another balancer has to make the generations")
 
 // release releases the last change. It does nothing if this change is released already, and no
@@ -244,8 +245,9 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 		return 0, nil // the follower of each balancer reports it
 	}
 	former, damage, err := r.formerGenerations(n)
-	version, isReleased := n.released()
-	if err == nil && damage == nil && isReleased && version == n.Version() {
+	version, ok := n.released()
+	isReleased := ok && version == n.Version()
+	if err == nil && damage == nil && isReleased {
 		return 0, nil
 	}
 	var next serversets.Generations
@@ -352,7 +354,8 @@ func (r *releaser) write(
 	if n.head.Writing > 0 {
 		return nil // the release of the change that is being written cleans up
 	}
-	// The key release now has another revision than in n, but this value until the next release.
+	// The key release now has another revision than in n. It has the value released until the next
+	// release.
 	conditions[1] = clientv3.Compare(clientv3.Value(r.key(releaseKey)), "=", released)
 	return r.clean(ctx, conditions, plan.remove)
 }
@@ -406,7 +409,7 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	}
 	for key, it := range n.items {
 		_, isWanted := records[key]
-		switch isRecord := treeOf(key) == generationsKey; {
+		switch isRecord := kindOf(key) == generationsKey; {
 		case isRecord && !isWanted:
 			records[key] = nil // the service is removed
 		case !isRecord && it.isGone(n.head.Change):
@@ -416,7 +419,7 @@ func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
 		// Balancers that see the release must not find a damaged record of a removed service any more.
 		// So it is deleted with the release, and not after it.
-		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
+		if _, isWanted := records[key]; kindOf(key) == generationsKey && !isWanted {
 			p.put.add(clientv3.OpDelete(r.key(key)), 0)
 		}
 	}

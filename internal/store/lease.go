@@ -19,7 +19,7 @@ type lease struct {
 }
 
 // newLease gets a lease, and keeps it alive until close or the end of the context. The lease ends
-// when it was not kept alive for the given number of seconds.
+// when it has not been kept alive for the given number of seconds.
 func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 	began := time.Now()
 	asking, cancel := forRequest(ctx, requestTimeout)

@@ -89,7 +89,7 @@ func (n *Snapshot) read(key string, kv *mvccpb.KeyValue) error {
 		n.leader = string(kv.Value)
 	case strings.HasPrefix(key, setsKey):
 		n.pieces[key] = string(kv.Value)
-	case treeOf(key) != "":
+	case kindOf(key) != "":
 		it, err := parseItem(kv.Value)
 		if err != nil {
 			return err
@@ -120,13 +120,13 @@ func (n *Snapshot) remove(key string) {
 // Check returns an error if the store has no services, or if the value of a key is not valid. It
 // ignores generations, because the leader can repair them.
 func (n *Snapshot) Check() error {
-	return n.check(func(key string) bool { return treeOf(key) != generationsKey })
+	return n.check(func(key string) bool { return kindOf(key) != generationsKey })
 }
 
 // checkForReplacing is Check before a change that replaces all content. It also ignores values of
 // services, servers and overrides, because the change replaces them.
 func (n *Snapshot) checkForReplacing() error {
-	return n.check(func(key string) bool { return treeOf(key) == "" })
+	return n.check(func(key string) bool { return kindOf(key) == "" })
 }
 
 // check does the work of Check for the keys for which considers returns true.
@@ -136,7 +136,7 @@ func (n *Snapshot) check(considers func(key string) bool) error {
 			continue
 		}
 		cure := ""
-		if treeOf(key) != "" {
+		if kindOf(key) != "" {
 			cure = ": correct that by segue store import --replace"
 		}
 		return fmt.Errorf("key %s%s: %w%s", n.prefix, key, n.problems[key], cure)
@@ -147,12 +147,14 @@ func (n *Snapshot) check(considers func(key string) bool) error {
 	return nil
 }
 
-// unreadableRemovals returns the removals of unreadable keys by a change to the content after. A
-// key of a service, server or override is unreadable if its value is not valid. Tree leaves out
-// such keys, so changesTo does not find their removal.
+// unreadableRemovals returns the unreadable keys that the content after lacks, as removals. A key of
+// a service, server or override is unreadable if its value is not valid. Tree leaves out such keys,
+// so changesTo does not find their removal.
 func (n *Snapshot) unreadableRemovals(after Tree) (all []changed) {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {
+		kind := kindOf(key)
+		isContent := kind != "" && kind != generationsKey
+		if isContent && after[key] == nil {
 			all = append(all, changed{key, nil})
 		}
 	}
@@ -164,7 +166,7 @@ func (n *Snapshot) unreadableRemovals(after Tree) (all []changed) {
 func (n *Snapshot) counted(change uint64) Tree {
 	t := n.tree(change)
 	for key := range n.problems {
-		if tree := treeOf(key); tree == servicesKey || tree == serversKey {
+		if kind := kindOf(key); kind == servicesKey || kind == serversKey {
 			t[key] = json.RawMessage("{}")
 		}
 	}
@@ -186,7 +188,7 @@ func (n *Snapshot) released() (Version, bool) {
 func (n *Snapshot) tree(change uint64) Tree {
 	t := make(Tree, len(n.items))
 	for key, it := range n.items {
-		if value := it.at(change); value != nil && treeOf(key) != generationsKey {
+		if value := it.at(change); value != nil && kindOf(key) != generationsKey {
 			t[key] = value
 		}
 	}
@@ -218,13 +220,13 @@ func (n *Snapshot) generations(change uint64) (serversets.Generations, error) {
 	all := serversets.Generations{}
 	damaged := map[string]error{}
 	for key, problem := range n.problems {
-		if treeOf(key) == generationsKey {
+		if kindOf(key) == generationsKey {
 			damaged[key] = problem
 		}
 	}
 	for key, it := range n.items {
 		value := it.at(change)
-		if value == nil || treeOf(key) != generationsKey {
+		if value == nil || kindOf(key) != generationsKey {
 			continue
 		}
 		service, _, err := namesOf(generationsKey, key)
@@ -256,17 +258,18 @@ func (n *Snapshot) generations(change uint64) (serversets.Generations, error) {
 func (n *Snapshot) services(change uint64) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for key, it := range n.items {
-			tree := treeOf(key)
-			if tree != servicesKey && tree != overridesKey || it.at(change) == nil {
+			kind := kindOf(key)
+			mayAddService := kind == servicesKey || kind == overridesKey
+			if !mayAddService || it.at(change) == nil {
 				continue
 			}
-			service, server, err := namesOf(tree, key)
+			service, server, err := namesOf(kind, key)
 			if err != nil || server != "" {
 				continue
 			}
 			o, err := n.override(service, change)
-			isThere := tree == servicesKey || o.Add != nil
-			if err == nil && isThere && !o.Remove && !yield(service) {
+			isThere := err == nil && !o.Remove && (kind == servicesKey || o.Add != nil)
+			if isThere && !yield(service) {
 				return
 			}
 		}

@@ -94,7 +94,7 @@ func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Con
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
 // Open returns a connection to the store. It connects in the background, so the store need not be
-// reachable. The store keeps name with the changes and the lease of this process. Open returns an
+// reachable. In the store, name marks the changes and the lease of this process. Open returns an
 // error if a file of the configuration cannot be read.
 func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	causes, connections := newCauses(), &connections{}

@@ -229,8 +229,8 @@ type position struct{ head, release int64 }
 
 func (n *Snapshot) position() position { return position{n.headAt, n.releaseAt} }
 
-// isBefore tells whether either key of a position is older than in another position, or missing. If
-// a key was deleted, this is so until the watch has delivered the deletion.
+// isBefore tells whether either key of a position is older than in another position, or missing. So
+// if a key is deleted, the store is before the watch until the watch has delivered the deletion.
 func (p position) isBefore(other position) bool {
 	return p.head < other.head || p.release < other.release
 }

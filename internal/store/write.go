@@ -155,9 +155,9 @@ func (w *writer) nextHead(now *head, before, after Tree) (head, error) {
 // check calls Check with the contents that balancers may follow before the change: the last one and
 // the released one. Balancers that still follow the released content get the later changes and this
 // change together. If the writer of a later change has permitted removals, this permission holds
-// for all of them, so check leaves out the released content. If the change repairs a last content
-// that no balancer can follow, check leaves out the last content instead, and never the released
-// one.
+// for all these changes, so check leaves out the released content. If the change repairs a last
+// content that no balancer can follow, check leaves out the last content instead, and never the
+// released one.
 func (w *writer) check(n *Snapshot, after Tree) error {
 	if w.change.Check == nil {
 		return nil
@@ -191,17 +191,17 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 		check = n.checkForReplacing
 	}
 	err := check()
-	isEmpty := errors.Is(err, ErrEmpty)
+	hasKeys := len(n.items)+len(n.pieces) > 0 || n.release != nil
 	switch {
-	case w.change.Fills && isEmpty && n.head != nil: // an attempt to fill the store was not completed
-	case w.change.Fills && isEmpty && len(n.items)+len(n.pieces) == 0 && n.release == nil:
-		n.head = &head{Format: format, Epoch: newID()}
-		return n, nil
-	case w.change.Fills && isEmpty:
+	case w.change.Fills && !errors.Is(err, ErrEmpty):
+		return nil, fmt.Errorf("%w below %s", ErrNotEmpty, w.prefix)
+	case w.change.Fills && n.head != nil: // an attempt to fill the store was not completed
+	case w.change.Fills && hasKeys:
 		return nil, fmt.Errorf("%w: keys below %s, and no key %s; remove them first",
 			ErrNotEmpty, w.prefix, w.key(headKey))
 	case w.change.Fills:
-		return nil, fmt.Errorf("%w below %s", ErrNotEmpty, w.prefix)
+		n.head = &head{Format: format, Epoch: newID()}
+		return n, nil
 	case err != nil:
 		return nil, err
 	}
@@ -236,8 +236,8 @@ func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clie
 			all.add(clientv3.OpDelete(w.key(c.key)), 0)
 			continue
 		case isUnreadable:
-			// The present value cannot be read. So readers of earlier changes get the new one, too:
-			// as of change 0, which is before all others.
+			// The present value cannot be read. So readers of earlier changes get the new value, too:
+			// it is also the value as of change 0, which is before all others.
 			it = item{{Value: c.value}}
 		}
 		next := it.with(version{number, c.value}, readers...)
@@ -458,7 +458,7 @@ func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 	}
 	var undo batches
 	for key, it := range n.items {
-		if treeOf(key) == generationsKey || it[0].Change <= taken.Change {
+		if kindOf(key) == generationsKey || it[0].Change <= taken.Change {
 			continue // the dead writer has written no version of this item
 		}
 		if kept := it.without(taken.Change); len(kept) == 0 {

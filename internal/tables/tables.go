@@ -72,7 +72,7 @@ func ValidBuckets(m int) error {
 	if m < MinBuckets || m > MaxBuckets {
 		return fmt.Errorf("%d buckets: out of range %d to %d", m, MinBuckets, MaxBuckets)
 	}
-	if m != DefaultBuckets && !powerOfTwo(m) && !prime(m) {
+	if !powerOfTwo(m) && !prime(m) {
 		return fmt.Errorf("%d buckets: neither a prime nor a power of two; the nearest prime is %d, and the "+
 			"nearest powers of two are %d and %d", m, nearestPrime(m), 1<<(bits.Len(uint(m))-1), 1<<bits.Len(uint(m)))
 	}
@@ -99,8 +99,9 @@ func nearestPrime(m int) int {
 
 func powerOfTwo(m int) bool { return m&(m-1) == 0 }
 
-// prime is exact: ProbablyPrime(0), the Baillie-PSW test, makes no mistake below 2^64.
-func prime(m int) bool { return big.NewInt(int64(m)).ProbablyPrime(0) }
+// prime is exact: ProbablyPrime(0), the Baillie-PSW test, makes no mistake below 2^64. For
+// DefaultBuckets, which is a prime, it saves the test.
+func prime(m int) bool { return m == DefaultBuckets || big.NewInt(int64(m)).ProbablyPrime(0) }
 
 // Build builds a table with the given number of buckets (see ValidBuckets) and of candidates in
 // each (1 to MaxCandidates). The order of servers affects only the indexes in the rows.
@@ -198,7 +199,7 @@ type walk struct {
 }
 
 // newWalk computes a server's offset and skip from its name. It uses SHA-256 because that will
-// never change, needs no shared seed, and is cheap compared with the filling.
+// never change, needs no shared key, and is cheap compared with the filling.
 func newWalk(server uint16, name string, buckets uint32) walk {
 	sum := sha256.Sum256([]byte(seed + name))
 	m := uint64(buckets)

@@ -46,8 +46,8 @@ func BuildTurns(servers []Server, buckets, candidates int) (*Table, error) {
 	return t, nil
 }
 
-// spreadTurns returns one cycle of turns, or its beginning if it has more than the given number of
-// turns. Turns are indexes of weights.
+// spreadTurns returns the servers of one cycle of turns, as indexes of weights. If the cycle has
+// more turns than most, it returns the beginning.
 func spreadTurns(weights []uint32, most int) []int {
 	sum, divisor := uint64(0), uint32(0)
 	for _, w := range weights {

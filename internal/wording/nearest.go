@@ -11,18 +11,20 @@ import "strings"
 // only one edit is allowed. An edit adds, removes or replaces a letter, or swaps two neighbours. A
 // name is also near if it begins with the word, and the word has at least three letters.
 func Nearest(word string, names ...string) string {
-	const abbreviation = 3
+	const shortestBeginning = 3
 	allowed := 2
 	if len(word) <= 4 {
 		allowed = 1
 	}
 	nearest, least := "", allowed+1
 	for _, name := range names {
+		// The word needs at least as many edits as the lengths differ.
+		difference := max(len(word), len(name)) - min(len(word), len(name))
 		edits := least // too many, unless one of the cases holds
 		switch {
-		case len(word) >= abbreviation && strings.HasPrefix(name, word):
-			edits = min(len(name)-len(word), allowed)
-		case len(word) < len(name)+least && len(name) < len(word)+least && len(name) < longest:
+		case len(word) >= shortestBeginning && strings.HasPrefix(name, word):
+			edits = min(difference, allowed)
+		case difference < least && len(name) < longest:
 			edits = distance(word, name)
 		}
 		if edits < least && edits < len(name) { // with len(name) edits, any short word is near

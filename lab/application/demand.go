@@ -91,8 +91,8 @@ func parseWork(text string) (float64, error) {
 	return work.Seconds(), nil
 }
 
-// Table has the work of queries. It stores a hash of each query instead of the query, so it needs
-// only 16 bytes for each: each server of a lab has a copy of the table.
+// Table has the work of queries. Each server of a lab has a copy of the table. So the table stores
+// a hash of each query instead of the query, and needs only 16 bytes for each.
 type Table struct {
 	seed    maphash.Seed
 	queries []hashedQuery // in ascending order of hashes
@@ -129,7 +129,8 @@ func readTable(text io.Reader) (*Table, error) {
 	for scanner.Scan() {
 		number++
 		query, work, ok := strings.Cut(scanner.Text(), "\t")
-		if number == 1 && ok && !strings.ContainsAny(work, "0123456789") {
+		isHeader := number == 1 && ok && !strings.ContainsAny(work, "0123456789")
+		if isHeader {
 			continue
 		}
 		if !ok || !strings.HasPrefix(query, "/") {

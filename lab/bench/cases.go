@@ -58,7 +58,7 @@ const (
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
 	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
-	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table of this size
+	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
 	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
 	caseSignal    = "signal-create"        // a server's SYN-ACK, which signals that it accepts a flow
@@ -399,7 +399,7 @@ func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) 
 	}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, flags)
 	c.traffic.order = inTurn
-	c.reason = reasonKnown
+	c.reason = reasonKnown // under which nearly no packet may be counted (requireCounted)
 	return c
 }
 
@@ -420,8 +420,8 @@ func signalCase(s service, flows, room uint32) benchCase {
 	return c
 }
 
-// signalFrom returns SYN-ACKs by which a server signals that it accepts new flows: the SYNs of
-// trafficTo, with another frame. report is the load report in the signals; 0 means none.
+// signalFrom returns SYN-ACKs by which a server signals that it accepts new flows. report is the
+// load report in the signals; 0 means none.
 func signalFrom(s service, server int, report uint64) traffic {
 	client := clients[s.family]
 	reply := packet.TCP(

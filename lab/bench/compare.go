@@ -137,7 +137,7 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 		}
 	}()
 	for first := 0; first < o.Rounds; first += roundsPerStart {
-		newFirst := first/roundsPerStart%2 == 1 // at every other start
+		newFirst := first/roundsPerStart%2 == 1 // at every second start
 		if err := c.start(ctx, newFirst); err != nil {
 			return nil, err
 		}

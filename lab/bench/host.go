@@ -40,15 +40,15 @@ const (
 type traffic struct {
 	frame       []byte // the packet of flow 0
 	flowOffset  uint32 // where in the frame the number of the flow, of 32 bits, is added
-	flows       uint32 // in order random: the number of flows
+	flows       uint32 // if the order is random: the number of flows
 	order       order
-	first       uint64 // in all other orders: the number of the first flow
+	first       uint64 // if the order is any other: the number of the first flow
 	verdict     uint32 // the verdict that the program is expected to return
 	flagsOffset uint32 // where in the frame the TCP flags are, for order connections
 }
 
-// connectionPackets is the number of packets of a flow in order connections. CONNECTION_PACKETS of
-// bpf/bench/host.bpf.c has the same value.
+// connectionPackets is the number of packets of a flow if the order is connections.
+// CONNECTION_PACKETS of bpf/bench/host.bpf.c has the same value.
 const connectionPackets = 3
 
 // packetsPerFlow returns how many packets of a flow come one after the other, before those of the

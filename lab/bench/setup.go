@@ -101,7 +101,7 @@ const (
 
 // setup describes programs and their tables, in the state in which a case begins. Cases with equal
 // setups share the programs and tables. Entries of a flow table do not depend on encapsulation and
-// protocol. So such cases can share a table: the balancer's service changes from case to case.
+// protocol. So cases that differ in these share a table, and serve changes the balancer's service.
 type setup struct {
 	kind          setupKind
 	capacity      uint32 // of the flow table, in flows; the table may be larger
@@ -302,8 +302,8 @@ func serviceConfig(s service) desired.Service {
 	}
 	addServers(&c, 1, s.serverCount())
 	if s.placement.Polls() {
-		// The lighter servers take a third of the flows that are proposed to them, so a third of all
-		// proposals fail.
+		// Half of the servers are lighter, and take a third of the flows that are proposed to them.
+		// So a third of all proposals fail.
 		const light, heavy = 1, 3
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(light))
@@ -573,17 +573,7 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	case s.persistence.Method().NeedsHints:
 		return r.fillHints(ctx, h, s)
 	}
-	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
-	t.order = inTurn
-	packets := uint32(1) // per flow
-	switch {
-	case s.kind == setupAgent: // an offer that the server must accept enters a flow
-		syn := trafficTo(s.family, vips[s.family], desired.TCP, packet.SYN)
-		t = wrapped(passed(syn), s.encapsulation, srv6.ConnectForce)
-		t.order = inTurn
-	case s.content == knownFlows:
-		t.order, packets = inPairs, 2
-	}
+	t := s.entering()
 	for r.next < uint64(s.capacity) {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -593,12 +583,27 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 		if err := h.prepare(r.program, &t); err != nil {
 			return err
 		}
-		if _, err := r.run(h, uint32(flows)*packets); err != nil {
+		if _, err := r.run(h, uint32(flows*t.order.packetsPerFlow())); err != nil {
 			return fmt.Errorf("fill the flow table: %w", err)
 		}
 		r.next += flows
 	}
 	return nil
+}
+
+// entering returns the packets that enter flows into the setup's flow table.
+func (s *setup) entering() traffic {
+	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
+	t.order = inTurn
+	switch {
+	case s.kind == setupAgent: // offers that the server must accept
+		syn := trafficTo(s.family, vips[s.family], desired.TCP, packet.SYN)
+		t = wrapped(passed(syn), s.encapsulation, srv6.ConnectForce)
+		t.order = inTurn
+	case s.content == knownFlows: // the second packet confirms the flow
+		t.order = inPairs
+	}
+	return t
 }
 
 // fillHints enters flows into the hint table. For each flow, all servers signal that they have

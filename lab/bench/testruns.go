@@ -101,7 +101,9 @@ type source struct {
 	program    *ebpf.Program // nil: the host program alone
 	traffic    traffic       // of the first core
 	leastKnown float64       // the least share of packets that must be of known flows
-	distance   uint64        // from the number of a core's first flow to that of the next core
+	// distance is from the number of a core's first flow to that of the next core. In random order,
+	// it only gives each core another start of its random numbers.
+	distance uint64
 }
 
 // sourceOf returns the source of a way. For the ways with new flows, it also changes the balancer's
@@ -143,7 +145,7 @@ func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) 
 }
 
 // prepare gives each core its packets. If the order of flows is random, all cores have the same
-// flows, and each core has a random order of its own.
+// flows, each core in an order of its own.
 func (t *testRuns) prepare(s *source, cores int) error {
 	for core, h := range t.hosts[:cores] {
 		own := s.traffic

@@ -264,8 +264,8 @@ type testbed struct {
 
 var throughputVIP = netip.MustParseAddrPort("[2001:db8:80::1]:80")
 
-// newTestbed returns a testbed whose balancer knows the flows of all cores. If it fails, the caller
-// must also close the returned value.
+// newTestbed returns a testbed whose balancer knows the flows of all cores. Even if it fails, the
+// caller must close the returned value.
 func newTestbed(cpus []int, options *ThroughputOptions) (*testbed, error) {
 	b := &testbed{options: options, cpus: cpus, instance: fmt.Sprintf("bench-%d", os.Getpid())}
 	if err := b.connect(); err != nil {
@@ -462,8 +462,8 @@ func (b *testbed) run(ctx context.Context, g *pktgen.Generator) (result pktgen.R
 	return result, err
 }
 
-// useProgramOf makes the interface b.in run the program for a way to handle packets: one that drops
-// them, one that passes them on, or the balancer's own.
+// useProgramOf makes the interface b.in run the program of a way: one that drops packets, one that
+// passes them on, or the balancer's own.
 func (b *testbed) useProgramOf(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)

@@ -60,6 +60,7 @@ func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
 			return result.Rate(), nil
 		}
 	}
+	// The last trial took at least half of longest.
 	return 0, fmt.Errorf("the generator sent no packet within %s", longest/2)
 }
 

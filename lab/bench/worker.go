@@ -23,9 +23,8 @@ import (
 // may send lines of progress. When its input ends, it removes everything that it has loaded, and
 // ends.
 
-// workerProtocol is the version of the protocol. It must change when the present version could
-// misread the requests or answers of the previous version, or when the previous version could
-// misread those of the present one.
+// workerProtocol is the version of the protocol. It must change when builds from before and after a
+// change of the protocol could misread each other's requests or answers.
 const workerProtocol = 1
 
 // workerArguments are the command-line arguments of a worker.

@@ -46,7 +46,7 @@ type Hierarchy struct {
 	v2   bool
 }
 
-// ErrNone is the error of Find on a machine without such a hierarchy.
+// ErrNone is the error of Find on a machine without a hierarchy that can limit CPU time.
 var ErrNone = errors.New("no control groups for CPU time are mounted, " +
 	"neither version 1 with the controller cpu, nor version 2")
 

@@ -81,7 +81,7 @@ func dial(from netip.Addr, to netip.AddrPort) (descriptor int, err error) {
 }
 
 // bind sets the client address of a socket, but not its port. connect chooses the port, because it
-// knows the destination: so each client address has all ports for each destination.
+// knows the destination. So each client address has all ports for each destination.
 func bind(fd int, from netip.Addr) error {
 	_, address := socketAddress(netip.AddrPortFrom(from, 0))
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {

@@ -140,7 +140,8 @@ func (g *generator) received(c *connection, p []byte) {
 		case err != nil:
 			g.fail(c, Malformed, err)
 		case c.response.part == complete:
-			g.answered(c, g.KeepAlive && c.response.keeps && len(rest) == 0 && len(c.unsent) == 0)
+			isClean := len(rest) == 0 && len(c.unsent) == 0 // nothing is left of this exchange
+			g.answered(c, g.KeepAlive && c.response.keeps && isClean)
 		}
 	case resting: // also an idle connection: the server has nothing to answer
 		g.fail(c, Malformed, errors.New("bytes without a request"))
@@ -148,8 +149,8 @@ func (g *generator) received(c *connection, p []byte) {
 }
 
 // ended handles the end of the stream: the server has closed the connection. The end completes a
-// response whose body has no known length. Otherwise a request without a complete response fails. A
-// connection without such a request is only released.
+// response whose body has no known length. Otherwise a request without a complete response fails.
+// Any other connection is only released.
 func (g *generator) ended(c *connection) {
 	switch {
 	case c.phase == requesting && c.response.end():
@@ -181,7 +182,7 @@ func (g *generator) answered(c *connection, reusable bool) {
 // happens to the connection:
 //   - If the server has closed it, it is released.
 //   - If it is not reusable, it waits for the server to close it.
-//   - If requests wait, it takes the first of them, or is released if that has another target.
+//   - If requests wait, it takes the first one, or is released if that one has another target.
 //   - Otherwise it rests.
 func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()

@@ -23,7 +23,7 @@ const (
 	linger = time.Second
 	// longestPause is the longest time until the generator notices that its context has ended.
 	longestPause = 50 * time.Millisecond
-	// mostDue is how many requests that are due the generator sends at most, before it handles
+	// mostDue is the largest number of due requests that the generator sends before it handles
 	// events of connections again.
 	mostDue = 64
 	// mostOpening is how many idle connections are opened at the same time. It is less than the
@@ -361,6 +361,8 @@ func (g *generator) write(c *connection, text []byte) {
 func (g *generator) expire(now time.Duration) {
 	for len(g.deadlines) > 0 && g.deadlines[0].deadline <= now {
 		c := g.deadlines[0]
+		// The deadline of a handshake is ConnectTimeout or Timeout, whichever ends first.
+		isConnectTimeout := c.phase == connecting && (c.idle || c.deadline < c.request.due+g.Timeout)
 		switch {
 		case c.phase == closing: // the server has not closed the connection within linger
 			g.reset(c)
@@ -368,8 +370,7 @@ func (g *generator) expire(now time.Duration) {
 			g.request(c)
 		case c.phase == returning:
 			g.complete(c, false)
-		// The deadline of a handshake is ConnectTimeout or Timeout, whichever ends first.
-		case c.phase == connecting && (c.idle || c.deadline < c.request.due+g.Timeout):
+		case isConnectTimeout:
 			g.fail(c, ConnectTimeout,
 				fmt.Errorf("connect %s: no answer within %v", c.target.Address, g.ConnectTimeout))
 		default:

@@ -113,8 +113,7 @@ type Idle struct {
 
 const (
 	// The report warns that the generator was late if the 99th percentile of the lateness exceeds
-	// mostLateness, and also exceeds a share of the 99th percentile of the latency:
-	// mostLatenessShare.
+	// mostLateness, and is more than mostLatenessShare of the 99th percentile of the latency.
 	mostLateness      = time.Millisecond
 	mostLatenessShare = 0.1
 	// mostCPU is the share of a core's time from which on the report warns that the generator was
@@ -179,14 +178,14 @@ func (r *results) report(g *generator) *Report {
 		}
 	}
 	report.Unfinished = report.Requests - report.Succeeded - report.Failed
-	report.Seconds = max(r.measured(g).Seconds(), 0)
+	report.Seconds = max(r.measuredTime(g).Seconds(), 0)
 	if report.Seconds > 0 {
 		report.Rate = float64(report.Requests) / report.Seconds
 	}
 	for number := range r.intervals.open {
 		r.intervals.summarise(number)
 	}
-	report.Intervals = r.intervals.between(g.Warmup, g.Warmup+r.measured(g))
+	report.Intervals = r.intervals.between(g.Warmup, g.Warmup+r.measuredTime(g))
 	if g.started {
 		r.addHealth(report)
 	}
@@ -197,9 +196,9 @@ func (r *results) report(g *generator) *Report {
 	return report
 }
 
-// measured returns the length of the time after the warm-up in which requests were due. It is
+// measuredTime returns the length of the time after the warm-up in which requests were due. It is
 // negative if the run ended during the warm-up.
-func (r *results) measured(g *generator) time.Duration {
+func (r *results) measuredTime(g *generator) time.Duration {
 	switch {
 	case !g.started:
 		return 0
@@ -224,15 +223,22 @@ func (r *results) addHealth(report *Report) {
 		warn("the generator was the bottleneck: it used %.0f%% of a core, and has only one thread",
 			100*thread)
 	}
-	if late := report.Lateness; late != nil && late.P99 > mostLateness.Seconds() &&
-		(report.Latency == nil || late.P99 > mostLatenessShare*report.Latency.P99) {
+	if wasLate(report.Lateness, report.Latency) {
 		warn("the generator was late: 1%% of the requests were sent more than %.1f ms after "+
-			"they were due, which is part of their latency", 1e3*late.P99)
+			"they were due, which is part of their latency", 1e3*report.Lateness.P99)
 	}
 	if n := r.outcomes[Local]; n > 0 {
 		warn("the generator was the bottleneck: this host could not make %s: %v",
 			wording.Count(int(n), "connection"), r.errors[Local])
 	}
+}
+
+// wasLate tells whether the report must warn that the generator was late (mostLateness).
+func wasLate(lateness, latency *Times) bool {
+	if lateness == nil || lateness.P99 <= mostLateness.Seconds() {
+		return false
+	}
+	return latency == nil || lateness.P99 > mostLatenessShare*latency.P99
 }
 
 // serverReports returns the results of each server, in the order of their names.

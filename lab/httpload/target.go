@@ -29,7 +29,7 @@ type part struct {
 	placeholder placeholder
 }
 
-// placeholder stands for a value that each request replaces.
+// placeholder stands for a value that differs from request to request.
 type placeholder uint8
 
 const (

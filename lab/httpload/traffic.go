@@ -49,8 +49,8 @@ type Config struct {
 	Demand *sim.Distribution
 	// RoundTrip, if it is set, lets clients appear to be far away. The generator draws a time from
 	// this distribution, and acts on the end of a handshake, or on a response, only after that
-	// time. So the balancer sees the packets of a client that receives replies so late. The times
-	// are in seconds, and are divided by Scale. KeepAlive is then not permitted.
+	// time. So the balancer gets packets at the times at which a distant client would send them. The
+	// times are in seconds, and are divided by Scale. KeepAlive is then not permitted.
 	RoundTrip *sim.Distribution
 	// Seed is the seed of arrivals, targets, work and round trips.
 	Seed uint64
@@ -101,9 +101,12 @@ type Expectation struct {
 // check returns Succeeded if a complete response is as expected. Otherwise it returns WrongStatus
 // or WrongContent.
 func (e *Expectation) check(r *response) Outcome {
+	isExpected := slices.Contains(e.Status, r.status)
+	if len(e.Status) == 0 {
+		isExpected = r.status >= 200 && r.status <= 399
+	}
 	switch {
-	case len(e.Status) == 0 && (r.status < 200 || r.status > 399),
-		len(e.Status) > 0 && !slices.Contains(e.Status, r.status):
+	case !isExpected:
 		return WrongStatus
 	case e.Body != nil && !e.Body.Match(r.body):
 		return WrongContent

@@ -7,9 +7,9 @@ until [ -S {{.Dir}}/zserv.api ]; do
     sleep 0.05
 done
 {{- if .BFD}}
-# FRR 10 has no --bfdctl. Without it, earlier versions make this socket in a directory of the machine.
+# FRR 10 has no --bfdctl. Earlier versions need it to make this socket in the lab's directory.
 bfdctl=
-! {{.FRR}}/bfdd --help | grep -q -e --bfdctl || bfdctl="--bfdctl {{.Dir}}/bfdd.sock"
+if {{.FRR}}/bfdd --help | grep -q -e --bfdctl; then bfdctl="--bfdctl {{.Dir}}/bfdd.sock"; fi
 {{.FRR}}/bfdd -f {{.Dir}}/../conf/edge-bfdd.conf -i {{.Dir}}/bfdd.pid -z {{.Dir}}/zserv.api \
     --vty_socket {{.Dir}} $bfdctl -P 0 --log stdout &
 {{- end}}

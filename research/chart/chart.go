@@ -41,8 +41,8 @@ type Series struct {
 	// show the same thing in different ways. Line styles tell the two apart; of two series of
 	// bars, this one is hollow.
 	Like string
-	// Look is the number of the colour and the marker, from 1. It makes charts beside each other
-	// agree. With 0, the number is that of the series among those that are like no other.
+	// Look is the number of the colour and the marker, from 1, so that charts beside each other
+	// can agree. With 0, it is the number of the series among the series without Like.
 	Look int
 	// Kind tells how this series differs from the series that it is like, such as "simulated". The
 	// legend has one entry for all series of a kind. A series without a kind has its own entry.

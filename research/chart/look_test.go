@@ -198,7 +198,7 @@ func TestNamesFit(t *testing.T) {
 	}
 	p = newPlot(&many)
 	for _, row := range p.rows {
-		if last := row[len(row)-1]; last.x+sample+textWidth(last.name, textSize) > width {
+		if last := row[len(row)-1]; last.x+sampleWidth+textWidth(last.name, textSize) > width {
 			t.Errorf("entry %q ends outside the chart", last.name)
 		}
 	}

@@ -53,14 +53,14 @@ func newPlot(c *Chart) *plot {
 	p.x = newScale(&c.X, xs, p.left, p.plotWidth(), len(c.X.Categories) > 0)
 	p.nameTicks()
 	p.rows = p.legendRows()
-	bottom := float64(p.tickLines)*14 + tickLength + 6
+	below := float64(p.tickLines)*14 + tickLength + 6 // height of what is below the axis
 	if p.turned {
-		bottom = p.turnedHeight() + tickLength + 6
+		below = p.turnedHeight() + tickLength + 6
 	}
 	if p.X.Label != "" {
-		bottom += lineHeight + 5
+		below += lineHeight + 5
 	}
-	p.height = math.Ceil(p.top + plotHeight + bottom + float64(len(p.rows))*18 + 10)
+	p.height = math.Ceil(p.top + plotHeight + below + float64(len(p.rows))*18 + 10)
 	return p
 }
 
@@ -207,15 +207,15 @@ type entry struct {
 	x    float64 // left end
 }
 
-// sample is the width of the sample line of an entry, with the gap behind it.
-const sample = 30
+// sampleWidth is the width of the sample line of an entry, with the gap behind it.
+const sampleWidth = 30
 
 // legendRows arranges the entries of the legend in rows.
 func (p *plot) legendRows() (rows [][]entry) {
 	var row []entry
 	x := p.left
 	for _, e := range p.entries() {
-		size := sample + textWidth(e.name, textSize) + 14
+		size := sampleWidth + textWidth(e.name, textSize) + 14
 		if len(row) > 0 && x+size > width-margin+14 {
 			rows, row, x = append(rows, row), nil, p.left
 		}
@@ -260,7 +260,7 @@ func (p *plot) legend() {
 			p.printf(`<g class="%s">`+"\n", class)
 			p.sample(e, y-4)
 			p.printf("</g>\n")
-			p.text(e.x+sample, y, "", e.name)
+			p.text(e.x+sampleWidth, y, "", e.name)
 		}
 	}
 }

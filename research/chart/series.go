@@ -31,7 +31,7 @@ const mostReadings = 200
 
 // points draws the markers, the error bars and the bars of a series. Their titles show the values
 // when the pointer is over them. Only some points of a long line have a marker and a title. Clouds
-// of many marks have no titles, which would make them three times as large.
+// of many marks have no titles, which would make the file three times as large.
 func (p *plot) points(i int) {
 	s := &p.Series[i]
 	step := 1 // from one marker to the next
@@ -52,8 +52,8 @@ func (p *plot) points(i int) {
 	}
 }
 
-// point draws a point of a series. If marked is true, it has its marker, and a larger circle that
-// shows the text of the point to the mouse.
+// point draws a point of a series. If marked is true, the point has its marker, and an invisible
+// larger circle: the title of the point appears when the pointer is over this circle.
 func (p *plot) point(i int, point Point, marked bool) {
 	s := &p.Series[i]
 	x, y := p.x.at(point.X)+p.offset(i), p.y.at(point.Y)

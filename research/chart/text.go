@@ -7,8 +7,8 @@ import (
 	"unicode"
 )
 
-// textWidth estimates the width of a text in a sans-serif font, in units of the chart. It is rather
-// too large than too small.
+// textWidth estimates the width of a text in a sans-serif font, in units of the chart. It is too
+// large rather than too small.
 func textWidth(text string, size float64) float64 {
 	sum := 0.0
 	for _, r := range text {

@@ -174,7 +174,7 @@ func (s *Steady) MeanResponseWithDelay(delay float64) float64 {
 
 // Fairness returns Jain's index of the servers' numbers of flows, E[X]²/E[X²] (6LB, section V-D).
 // The paper defines the index over N servers, so N cancels out. In the sums that the paper prints,
-// N does not cancel out: they have E(X)² = N²(…)² over E(X²) = N(…).
+// N does not cancel out: E(X)² has the factor N², and E(X²) has the factor N.
 func (s *Steady) Fairness() float64 {
 	mean, square := s.moments()
 	return mean * mean / square

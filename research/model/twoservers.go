@@ -89,8 +89,8 @@ func (s TwoServers) Solve(ctx context.Context) (TwoServersResult, error) {
 
 // SolveApart returns the steady state by the equation that HLB prints in section III-A. In it the
 // queues are independent: λ_i is a constant, λ·Pr{i is chosen}, that does not depend on queue i.
-// This is an approximation: LSQ and SED only determine weights. The balancer also knows all flows,
-// whether it observes them or not.
+// This is an approximation: LSQ and SED only determine the constants λ_i. Besides, the balancer
+// knows all flows, whether it observes them or not.
 func (s TwoServers) SolveApart() (TwoServersResult, error) {
 	if err := s.validate(); err != nil {
 		return TwoServersResult{}, err
@@ -304,18 +304,18 @@ func (s TwoServers) stationary(ctx context.Context) ([]float64, error) {
 		}
 		change = 0
 		for i := range p {
-			change += c.sweep(p, i)
+			change += c.update(p, i)
 		}
 		for i := len(p) - 1; i >= 0; i-- {
-			change += c.sweep(p, i)
+			change += c.update(p, i)
 		}
 		floats.Scale(1/floats.Sum(p), p)
 	}
 	return p, nil
 }
 
-// sweep computes the probability of state i again, and returns the size of its change.
-func (c *chain) sweep(p []float64, i int) (change float64) {
+// update computes the probability of state i again, and returns the size of its change.
+func (c *chain) update(p []float64, i int) (change float64) {
 	if c.out[i] == 0 {
 		return 0
 	}

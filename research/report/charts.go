@@ -93,7 +93,7 @@ func (f *folder) subject() string {
 	return "Response times"
 }
 
-// any tells whether a run has measured something.
+// any tells whether a run has a value of the measure.
 func (f *folder) any(m measure) bool {
 	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return m.of(&run.Measured) > 0 })
 }
@@ -124,7 +124,7 @@ func (f *folder) overPoints(m measure, u unit) chart.Chart {
 					series.Points = append(series.Points, point(x, e))
 				}
 			}
-			if way.kind == "" {
+			if way.kind == "" { // even without points, because the other ways are like this series
 				c.Series = append(c.Series, series)
 			} else if len(series.Points) > 0 {
 				c.Series = append(c.Series, withoutErrors(series))
@@ -165,9 +165,9 @@ func (f *folder) overCases(m measure, u unit) chart.Chart {
 	return c
 }
 
-// shown returns the points that are shown in detail. If the points with runs are ordered by their
-// longest mean response time, these are the middle one and the last one. If there are one or two
-// points, shown returns all.
+// shown returns the points that are shown in detail. It sorts the points that have runs by their
+// longest mean response time, and returns the middle one and the last one. If there are one or two
+// points, it returns all.
 func (f *folder) shown() []float64 {
 	longest := map[float64]float64{}
 	for i := range f.Runs {
@@ -232,8 +232,8 @@ func (f *folder) distributions(title, chartTitle, name string, of ...source) sec
 // slowest requests would take more room than all others.
 const cutOff = 0.98
 
-// distribution draws the distributions at a point. The lines of the first source are solid, and
-// lines of other sources have the styles in ways.
+// distribution draws the distributions at a point. The lines of the first source are solid. Lines
+// of the source with index i have the style of ways[i].
 func (f *folder) distribution(x float64, of []source) chart.Chart {
 	c := chart.Chart{
 		X: chart.Axis{Label: "time, ms"},
@@ -353,7 +353,7 @@ func (f *folder) overTime() (section, error) {
 		if len(busy.Series) == 0 {
 			return nil, nil
 		}
-		useHours(&busy, &fairness)
+		labelTime(&busy, &fairness)
 		return []figure{{"busy", busy}, {"fairness", fairness}}, nil
 	})
 	return s, err
@@ -375,9 +375,9 @@ func thinned(times, values []float64) (points []chart.Point) {
 	return points
 }
 
-// useHours labels the horizontal axis of charts over seconds, and ends it at the last value of all
+// labelTime labels the horizontal axis of charts over seconds, and ends it at the last value of all
 // charts. If the last value is more than two hours, it changes seconds to hours.
-func useHours(charts ...*chart.Chart) {
+func labelTime(charts ...*chart.Chart) {
 	last := 0.0
 	for _, c := range charts {
 		for _, s := range c.Series {

@@ -261,12 +261,12 @@ func (f *folder) rows() (rows []row) {
 
 // rowOf sums up the runs of a case at a point.
 func (f *folder) rowOf(runs []*testbed.Run) row {
-	r := row{Runs: len(runs)}
+	r, mean := row{Runs: len(runs)}, measures[0]
 	r.Times = timesOf(runs, measured, f.presentMeasures(), f.unit())
-	r.Simulated = valueOf(estimate(runs, simulated, measures[0], f.unit()))
-	r.Bound = valueOf(estimate(runs, bounded, measures[0], f.unit()))
+	r.Simulated = valueOf(estimate(runs, simulated, mean, f.unit()))
+	r.Bound = valueOf(estimate(runs, bounded, mean, f.unit()))
 	r.TimesBound = valueOf(timesBound(runs))
-	model, ok := estimate(runs, modelled, measures[0], f.unit())
+	model, ok := estimate(runs, modelled, mean, f.unit())
 	model.Half = math.NaN() // seeds do not change the model, so there is no interval
 	r.Model = valueOf(model, ok)
 	if f.forwards() {

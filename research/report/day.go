@@ -23,7 +23,7 @@ type day struct {
 	times    [][]float64
 }
 
-// mostBins bounds the number of intervals, as a bin that is far too short would not be readable.
+// mostBins bounds the number of intervals. A chart with more of them would not be readable.
 const mostBins = 2000
 
 // readDay reads the requests of runs.

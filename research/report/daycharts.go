@@ -50,7 +50,7 @@ func (f *folder) dayAt(x float64) ([]figure, error) {
 	}
 	figures := append([]figure{{"rate", rate}, {"medians", median}}, deciles...)
 	for i := range figures {
-		useHours(&figures[i].chart)
+		labelTime(&figures[i].chart)
 	}
 	for i := range deciles {
 		figures[2+i].chart.Y.Max = 1.03 * highest // so that readers can compare the cases

@@ -8,7 +8,7 @@ import (
 )
 
 // large has charts of the share of the requests that the servers with the largest capacity served:
-// of all, and over time. It has none if all servers have the same capacity.
+// in the whole run, and over time. It has none if all servers have the same capacity.
 func (f *folder) large() section {
 	s := section{title: "Shares of the large servers"}
 	m := measure{"large", "Share", func(r *testbed.Response) float64 { return r.Large }}

@@ -37,10 +37,10 @@ var (
 	nanoseconds  = unit{"ns", 1e9}
 )
 
-// forwards tells that the experiment measures the CPU time of packets, and not response times.
+// forwards tells whether the experiment measures the CPU time of packets, and not response times.
 func (f *folder) forwards() bool { return f.Kind == testbed.KindForward }
 
-// holds tells that the experiment counts open connections, and not responses.
+// holds tells whether the experiment counts open connections, and not responses.
 func (f *folder) holds() bool { return f.Kind == testbed.KindHold }
 
 // counted names what the shares of the servers count.

@@ -129,7 +129,7 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 }
 
 // checkResponse returns an error about one of the values of a response that a report cannot show.
-// It accepts nil.
+// It accepts nil, because a run need not have all responses.
 func checkResponse(r *testbed.Response) error {
 	if r == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// hlbFigures are the figures of "HLB: Towards Load-Aware Load Balancing" whose results come from
+// hlbFigures are the figures of "HLB: Toward Load-Aware Load Balancing" whose results come from
 // simulation or computation, and figures 20, 21 and 23, for which a simulation replaces the
 // testbed.
 var hlbFigures = []Figure{

@@ -43,7 +43,7 @@ func hlb10(ctx context.Context, r *run) error {
 	return r.drawFromSYN(ctx, loads, x)
 }
 
-// compareHLB10 checks the statements of section VI-A3 about all loads. It checks that about the
+// compareHLB10 checks the statements of section VI-A3 about all loads, and the statement about the
 // Oracle from 70%, which the section calls a moderate load, to 90%.
 func (r *run) compareHLB10(c *contest, loads []float64) {
 	var hlb, others []*sim.Result

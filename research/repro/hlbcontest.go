@@ -168,8 +168,8 @@ func (c *contest) best(setting int, without ...string) *sim.Result {
 	return best
 }
 
-// fastest checks that the mean FCT of one rival in a setting is shorter than that of all others,
-// without the Oracle and the given rivals.
+// fastest checks that the mean FCT of one rival in a setting is shorter than that of the best other
+// rival, which contest.best finds, without the given rivals.
 func (r *run) fastest(c *contest, setting int, one, where, note string, without ...string) {
 	best := c.best(setting, append(without, one)...)
 	r.smaller(one, "best of the others"+where, c.mean(setting, one), best.Mean().Value, note)

@@ -68,7 +68,7 @@ func gainChart(title string) chart.Chart {
 	return chart.Chart{Title: title, X: chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "Kalman gain", Log: true}}
 }
 
-// gainsCompared is the time from the start at which figure 18b compares the gains, in seconds.
+// gainsCompared is the number of seconds after the start at which hlb18 compares the gains.
 const gainsCompared = 60
 
 // hlb18 draws response times for three distributions of work, and the gains of HLB's filter.

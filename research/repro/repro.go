@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repro makes the figures of the four papers that need no packets, and compares them with
+// Package repro makes those figures of the four papers that need no packets, and compares them with
 // the statements of the papers. The numbers come from the papers' text, tables and captions. If a
 // paper only states which of two results is better, repro checks that.
 package repro

@@ -25,7 +25,7 @@ const shellServers, shellCandidates = 500, 2
 // the history and the number of the reconfiguration. All connections began at the same time.
 type churn struct {
 	printed [][]float64 // with the history of algorithm 1 of the paper
-	kept    [][]float64 // with a history that keeps unchanged entries, as Segue's
+	kept    [][]float64 // with a history that keeps unchanged entries, as Segue's does
 }
 
 // reconfigure changes the table several times: it removes a random server or inserts a new one.
@@ -178,11 +178,11 @@ func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, 
 	return means, nil
 }
 
-// finite returns, for each number of reconfigurations, the share of the connections that are reset
+// ending returns, for each number of reconfigurations, the share of the connections that are reset
 // up to it, if connections end. infinite are the shares for connections that never end. A
 // connection lasts until the next reconfiguration with probability q, however long it has lasted,
 // as with exponential durations and a constant rate of reconfigurations.
-func finite(infinite []float64, q float64) []float64 {
+func ending(infinite []float64, q float64) []float64 {
 	out := make([]float64, len(infinite))
 	reached := 1.0 // share of the connections that see n reconfigurations
 	for n := 1; n < len(infinite); n++ {
@@ -192,13 +192,13 @@ func finite(infinite []float64, q float64) []float64 {
 	return out
 }
 
-// calibrate finds, by bisection, the q with which the last share that finite returns is the given
+// calibrate finds, by bisection, the q with which the last share that ending returns is the given
 // probability.
 func calibrate(infinite []float64, probability float64) float64 {
 	low, high := 0.0, 1.0
 	for range 60 {
 		middle := (low + high) / 2
-		if f := finite(infinite, middle); f[len(f)-1] < probability {
+		if f := ending(infinite, middle); f[len(f)-1] < probability {
 			low = middle
 		} else {
 			high = middle
@@ -238,7 +238,7 @@ func shell6(ctx context.Context, r *run) error {
 		name := fmt.Sprintf("h = %d", depth)
 		infinite.Series = append(infinite.Series, against(name, chart.Line, c.printed[i]))
 		kept.Series = append(kept.Series, against(name, chart.Line, c.kept[i]))
-		f := finite(c.printed[i], q)
+		f := ending(c.printed[i], q)
 		bounded.Series = append(bounded.Series, against(name, chart.Line, f))
 		last = append(last, f[len(f)-1])
 	}
@@ -251,7 +251,7 @@ func shell6(ctx context.Context, r *run) error {
 		r.atMost(fmt.Sprintf("resets of connections that end, h = %d", depth), "0.01", last[i+1],
 			stated, why)
 	}
-	second := finite(c.kept[1], calibrate(c.kept[0], 0.05)) // with h = 2, as in the third chart
+	second := ending(c.kept[1], calibrate(c.kept[0], 0.05)) // with h = 2, as in the third chart
 	r.remark(
 		"The mean duration is such that without a history (h = 1) 5%% of the connections are " +
 			"reset, which is the paper's lower bound.")
@@ -282,7 +282,7 @@ func shell7(ctx context.Context, r *run) error {
 	for i, c := range means {
 		name := fmt.Sprintf("B = %d", buckets[i])
 		infinite.Series = append(infinite.Series, against(name, chart.Line, c.printed[1]))
-		f := finite(c.printed[1], q)
+		f := ending(c.printed[1], q)
 		bounded.Series = append(bounded.Series, against(name, chart.Line, f))
 	}
 	r.draw(infinite)

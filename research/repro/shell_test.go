@@ -60,7 +60,7 @@ func TestReconfigure(t *testing.T) {
 func TestFinite(t *testing.T) {
 	infinite := []float64{0, 0.1, 0.3, 0.35}
 	const q = 0.6
-	got := finite(infinite, q)
+	got := ending(infinite, q)
 	for n := range infinite {
 		want := 0.0
 		for seen := range 200 {
@@ -70,7 +70,7 @@ func TestFinite(t *testing.T) {
 			t.Errorf("n = %d: %v, want %v", n, got[n], want)
 		}
 	}
-	if q := calibrate(infinite, 0.05); math.Abs(finite(infinite, q)[3]-0.05) > 1e-9 {
+	if q := calibrate(infinite, 0.05); math.Abs(ending(infinite, q)[3]-0.05) > 1e-9 {
 		t.Errorf("q = %v", q)
 	}
 }

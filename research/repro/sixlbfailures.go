@@ -15,10 +15,10 @@ const failureLoad = 0.71
 
 // sectionIID simulates section II-D of 6LB: one of 48 hosts, or the application on it, fails, and
 // balancers do not know yet. p_R is the share of flows that their first candidate rejects. If a
-// host fails, two groups of new flows fail. The first candidate of one group is the host: as many
-// flows as with SC. The other group, p_R times as many, is rejected by its first candidate, and its
-// second one is the host. If an application fails, its host passes flows on. So only the second
-// group fails.
+// host fails, two groups of new flows fail. The first group has the host as its first candidate: as
+// many flows as fail with SC. The second group, p_R times as many flows, is rejected by the first
+// candidate and has the host as its second one. If an application fails, its host passes flows on.
+// So only the second group fails.
 func sectionIID(ctx context.Context, r *run) error {
 	experiments := pick(r, 8, 20)
 	contenders := []contender{singleChoice, sr4, srDynamic}

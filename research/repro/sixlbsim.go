@@ -26,7 +26,7 @@ const oneBatch = 1
 
 // compareHunters checks the statements of both papers about mean response times. The results are
 // those of hunters, by load. According to the papers, single choice takes up to 2.3 times as long
-// as SR4, and the ratio is largest at the load heavy.
+// as SR4. heavy is the load at which the papers have this largest ratio.
 func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy float64) {
 	single, four, eight, sixteen, dynamic := results[0], results[1], results[2], results[3], results[4]
 	at := slices.Index(loads, heavy)

@@ -45,8 +45,8 @@ func figure5(_ context.Context, r *run) error {
 	}
 	insert, encap, gre := bytes[0], bytes[1], bytes[2]
 	gre[0] = 2 * gre[1] // for two servers, the paper adds up two tunnels
-	// The paper's SRv6 encapsulation has the whole list in the header, the sender and all servers,
-	// behind an outer IPv6 header.
+	// The paper's SRv6 encapsulation has an outer IPv6 header, and then a header with the whole
+	// list: the sender and all servers.
 	const ipv6Header = 40
 	outer := func(path ...netip.Addr) float64 {
 		return float64(ipv6Header + packet.NewSRH(0, path...).Len())

@@ -71,8 +71,8 @@ var (
 
 // sampled is the rule MonteCarlo for an estimate e. runs is the number of its runs, and paperRuns
 // is that of the paper. The interval of the difference of both means is √(1 + runs/paperRuns) times
-// as wide as that of e. If paperRuns is derived, the paper's number is exact, and the interval is
-// that of e.
+// as wide as that of e. If paperRuns is the constant derived, the paper's number is exact, and the
+// interval is that of e.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
 	if paperRuns == derived {
 		return allowance{MonteCarlo, e.Half}

@@ -59,7 +59,7 @@ func (p Poisson) Start(r *Rand) (Source, error) {
 
 type poisson struct {
 	r    *Rand
-	mean float64
+	mean float64 // time between flows
 	at   float64
 	_    cacheLine
 }

@@ -56,7 +56,7 @@ func (b *balancer) begin(m Method) error {
 // ignoresEnds tells whether the end of a flow changes nothing for the balancer.
 func (b *balancer) ignoresEnds() bool { return b.closer == nil && b.entries == nil }
 
-// bucket returns the bucket of a flow: the number of the bucket's entries in use.
+// bucket returns a pointer to the number of entries in use in a flow's bucket.
 func (b *balancer) bucket(key uint64) *uint16 { return &b.entries[scale(key, len(b.entries))] }
 
 // claim takes an entry of the flow table. It returns false if the flow's bucket has none free.
@@ -113,15 +113,15 @@ func (e *engine) unequalChoice(key uint64) int32 {
 }
 
 // place handles the SYN of a new flow that arrives at the balancer. The placement makes the offer.
-// If the flow table has no room for the flow, the placement's Fallback makes it, or without one
-// ECMP. A flow without an offer is lost.
+// If the flow table has no room for the flow, the placement's Fallback makes the offer, or ECMP if
+// the placement has no Fallback. A flow without an offer is lost.
 func (e *engine) place(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
 		return
 	}
 	b := &e.balancers[flow.balancer]
-	if !b.alive { // no balancer is left, otherwise move would have given the flow to it
+	if !b.alive { // no balancer is left; otherwise move would have chosen one
 		e.end(f, Lost)
 		return
 	}
@@ -255,7 +255,7 @@ func (e *engine) acceptedAt(f int32) {
 	e.arrived(f)
 }
 
-// connect handles the client's acknowledgement that passes the balancer.
+// connect handles the client's first acknowledgement when it passes the balancer.
 func (e *engine) connect(f int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
@@ -284,7 +284,7 @@ func (e *engine) end(f int32, outcome Outcome) {
 // respond counts the end of a flow. The client learns of it after the delay back. The flow counts
 // as Broken if the client no longer reached the server, and as TimedOut if the response comes after
 // the timeout. respond returns the delay after which the client closes the flow: back, or the rest
-// of the timeout if the client gets no response and waits longer.
+// of the timeout if the flow has timed out and the rest is longer.
 func (e *engine) respond(f int32, outcome Outcome, back float64) float64 {
 	flow := &e.flows[f]
 	response := e.now + back - flow.sent
@@ -361,8 +361,8 @@ func (e *engine) endIdle(f int32) {
 	e.tellEnd(f, 0)
 }
 
-// close handles the last packet of a flow that passes the balancer. It frees the flow's entry and
-// tells the placement. If the flow has moved to a balancer that does not track it, close does
+// close handles the last packet of a flow when it passes the balancer: it frees the flow's entry
+// and tells the placement. If the flow has moved to a balancer that does not track it, close does
 // neither.
 func (e *engine) close(f int32) {
 	flow := &e.flows[f]
@@ -376,7 +376,8 @@ func (e *engine) close(f int32) {
 	e.forget(f)
 }
 
-// tellClosed calls Closed of the placement.
+// tellClosed calls Closed of the placement. It also sets Connected, which connect does only for a
+// Connecter.
 func (e *engine) tellClosed(b *balancer, f int32, load Load) {
 	flow := &e.flows[f]
 	end := End{Outcome: flow.outcome, Load: load}
@@ -452,7 +453,7 @@ func (e *engine) probed(i int32) {
 	e.queue.push(e.now+e.probeDelay(), probeAtBalancer, i)
 }
 
-// answered handles the answer to a probe, which arrives at the balancer.
+// answered handles the answer to a probe when it arrives at the balancer.
 func (e *engine) answered(i int32) {
 	p := e.probes[i]
 	e.idleProbes = append(e.idleProbes, i)

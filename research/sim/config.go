@@ -53,8 +53,8 @@ type Config struct {
 	// otherwise of Duration.
 	Warmup, Cooldown float64
 	Events           []Event
-	// Every, if not 0, is an interval in seconds. Results are then also kept for each such
-	// interval, for at most MostIntervals from the start.
+	// Every, if not 0, is the length of intervals in seconds. Results are then also kept for each
+	// of the first MostIntervals intervals.
 	Every float64
 	// Completed, if not nil, is called for each measured flow that has ended. It is called from
 	// the goroutine of the run. So it must be safe for concurrent use if several runs share it.
@@ -301,7 +301,8 @@ func (c *Config) checkBalancers(p *problems) {
 
 // checkJobs checks the jobs, and whether the arrivals fit them. If the work of a job depends on the
 // size of a flow, each flow of the job must come from a trace that tells its size. So the job's
-// share must be 0: a flow that is drawn by the shares has no size.
+// share must be 0: a flow that is drawn by the shares has no size. If all flows must match a class
+// of the trace, none is drawn, so all shares may be 0.
 func (c *Config) checkJobs(p *problems) {
 	p.require(len(c.Jobs) > 0, "no jobs")
 	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)

@@ -2,14 +2,14 @@
 
 package sim
 
-// Counts contains the number of flows of each server, and finds the smallest number. Each
-// operation takes constant time, whatever the number of servers. The servers are in the order of
-// their counts. A count changes by one, so the server only changes places with the first or last
-// server of the same count.
+// Counts contains the number of flows of each server, and finds the eligible servers with the
+// fewest. Each operation takes constant time, whatever the number of servers. The eligible servers
+// are in the order of their counts. A count changes by one, so the server only changes places with
+// the first or last server of the same count.
 type Counts struct {
 	count    []int32 // by server
-	place    []int32 // by server: its index in order; none if it is not in order
-	order    []int32 // servers
+	place    []int32 // by server: its index in order; none if it is not eligible
+	order    []int32 // the eligible servers, those with the smallest counts first
 	boundary []int32 // by count: the index in order of the first server with this count or more
 }
 

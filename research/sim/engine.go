@@ -60,10 +60,10 @@ type engine struct {
 
 	source   Source
 	arriving bool
-	arrival  float64
-	class    int32
-	size     float64
-	arrivals uint64 // arrivals so far
+	arrival  float64 // time of the next arrival
+	class    int32   // of the next arrival, as in Arrival
+	size     float64 // of the next arrival
+	arrivals uint64  // arrivals so far
 	// sizes are the sizes of the flows that have not ended, by Flow.Number. It is nil if no job
 	// needs sizes. They are not in flow, because flow fills its cache line.
 	sizes      map[uint64]float64

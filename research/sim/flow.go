@@ -4,8 +4,8 @@ package sim
 
 import "math"
 
-// flow is a flow under way: what balancers see of it, and the rest. It fills one cache line,
-// because with many servers a flow has left the cache before its next event.
+// flow is a flow under way: what balancers see of it, and the rest. It fills only one cache
+// line, because with many servers a flow has left the cache before its next event.
 type flow struct {
 	Flow
 	sent      float64 // time of the client's SYN

@@ -53,7 +53,7 @@ func (h *Histogram) cover(from, to int) {
 	const octave = 1 << histogramBits
 	from, to = from/octave*octave, (to+octave-1)/octave*octave
 	counts := make([]uint64, to-from)
-	copy(counts[max(h.first-from, 0):], h.counts)
+	copy(counts[max(h.first-from, 0):], h.counts) // without counts, first is 0
 	h.counts, h.first = counts, from
 }
 
@@ -122,8 +122,8 @@ func (h *Histogram) Quantile(q float64) float64 {
 	return h.max
 }
 
-// Below returns the share of values up to x, 0 to 1. It takes the values in the
-// bucket of x as evenly distributed over this bucket.
+// Below returns the share of values up to x, 0 to 1. It assumes that the values in the
+// bucket of x are evenly distributed.
 func (h *Histogram) Below(x float64) float64 {
 	if h.count == 0 {
 		return math.NaN()

@@ -64,14 +64,15 @@ func (e *engine) failServer(s int32) {
 	}
 	for f := range int32(len(e.flows)) {
 		flow := &e.flows[f]
-		if flow.Server != s || flow.phase != underWay && flow.phase != idling {
+		if flow.Server != s {
 			continue
 		}
 		e.hold(f)
-		if flow.phase == idling {
-			e.endIdle(f)
-		} else {
+		switch flow.phase {
+		case underWay:
 			e.leave(f, Broken)
+		case idling:
+			e.endIdle(f)
 		}
 		e.release(f)
 	}

@@ -203,7 +203,7 @@ func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 		e.servers[s].use.taken++
 	}
 	wrongful := uint64(0)
-	// Only the last server must take the flow.
+	// Refusals count as wrongful only if the last of several servers had to take the flow.
 	if offer.At > 0 && offer.At == offer.N-1 && e.wrongful(offer, s) {
 		wrongful = 1
 	}
@@ -214,7 +214,7 @@ func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 }
 
 // wrongful tells whether a server passed the flow on although it then had fewer open flows than
-// the server that must take it (6LB, section V-E). If the servers have different numbers of
+// server s, which must take the flow (6LB, section V-E). If the servers have different numbers of
 // processors, it compares flows per processor.
 func (e *engine) wrongful(offer *Offer, s int32) bool {
 	open, cpus := e.servers[s].open, e.stations[s].cpus

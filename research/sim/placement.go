@@ -183,9 +183,9 @@ type Agent interface {
 
 // The optional interfaces of agents.
 type (
-	// Observer sees the flows that the server has served to the end: the seconds since their first
-	// acknowledgement passed the balancer, and the number of other open flows when they were
-	// taken, at most 255.
+	// Observer learns about each flow that the server has served to the end: the seconds since the
+	// flow's first acknowledgement passed the balancer, and the number of other open flows when the
+	// flow was taken, at most 255.
 	Observer interface {
 		Served(duration float64, others int32)
 	}
@@ -210,12 +210,12 @@ type Balancer struct {
 	// Index is the index of the balancer in Config.Balancers.
 	Index int
 	// Servers are all servers of the run, including those that are added later or have failed.
-	// Placements must not change it.
+	// Placements must not change them.
 	Servers []Server
 	// Live are the indexes of the servers that balancers consider live, in ascending order. The
 	// slice belongs to the engine and changes with MembershipChanged.
 	Live []int32
-	// Peers are the indexes of the balancers at work, including this one, like Live.
+	// Peers are the indexes of the balancers at work, including this one. They change like Live.
 	Peers []int32
 	// Rand is a stream of random numbers for this placement on this balancer only.
 	Rand *Rand

@@ -29,8 +29,8 @@ const (
 	streamFlood
 )
 
-// newRand returns the stream of a seed for a purpose, and for one of several users of this
-// purpose.
+// newRand returns the stream of a seed for a purpose. which is the number of the user, if the
+// purpose has several users.
 func newRand(seed uint64, purpose, which int) *Rand {
 	return &Rand{state: mix(mix(seed+golden) + mix(uint64(purpose)<<32+uint64(which)))}
 }

@@ -37,7 +37,7 @@ type Measures struct {
 	// V-E).
 	Hops, Wrongful uint64
 	// Untracked flows had no entry in the flow table. Recovered flows were found again after a
-	// change of their balancer. The numbers of a run cover all flows.
+	// change of their balancer. Recovered of a run also counts flows that are not measured.
 	Untracked, Recovered uint64
 	// Utilisation is the utilisation of all processors, 0 to 1. Open is the number of flows of a
 	// server. Both are means over all servers, including absent ones, and over time.
@@ -76,8 +76,8 @@ func (m *Measures) ended(outcome Outcome, response float64) {
 	}
 }
 
-// batches contains the means of batches of consecutive values. There are 32 to 64 batches,
-// whatever the number of values: at 64, two batches become one.
+// batches contains the sums of batches of consecutive values. There are fewer than 64 batches,
+// whatever the number of values: at 64, each two become one.
 type batches struct {
 	sums  []float64
 	size  uint64  // number of values in a batch; 0 stands for 1

@@ -72,9 +72,9 @@ func (e *engine) endInterval() {
 		return
 	}
 	now := e.integrals()
-	over := now.minus(s.mark)
+	grown := now.minus(s.mark)
 	// The middle of the interval selects its Measures.
-	e.keepLoads(s.of((float64(s.ended)+0.5)*s.every), &over, s.every)
+	e.keepLoads(s.of((float64(s.ended)+0.5)*s.every), &grown, s.every)
 	s.mark = now
 	s.ended++
 	e.queue.push(s.end(), interval, 0)

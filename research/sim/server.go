@@ -204,10 +204,12 @@ func (e *engine) request(f int32) {
 	e.touch(s)
 	stage := &e.config.Jobs[flow.Class].Stages[0]
 	fifo := cpu.sharing == nil
+	processorFree := cpu.busy < cpu.cpus
+	workerFree := server.workers == 0 || server.active < server.workers
 	switch {
-	case fifo && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
+	case fifo && (processorFree || e.room(server, &cpu.waiting)):
 		e.begin(f, stage) // puts the flow into the queue if no processor is free
-	case !fifo && (server.workers == 0 || server.active < server.workers):
+	case !fifo && workerFree:
 		server.active++
 		e.begin(f, stage)
 	case !fifo && e.room(server, &server.waiting):

@@ -6,7 +6,7 @@ import "math"
 
 // Tournament finds the smallest of n keys that change one at a time. It is a complete binary tree,
 // in which each node contains the smaller one of its two children. A change of a key takes log2(n)
-// comparisons without branches, with nodes that are known in advance. Reading the smallest key
+// comparisons without branches, and its index alone determines the nodes. Reading the smallest key
 // takes constant time. Keys are 0 to infinity. Among equal keys, the one with the smallest index
 // wins.
 type Tournament struct {

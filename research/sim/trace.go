@@ -31,8 +31,8 @@ type Trace struct {
 	// MustMatch makes a query that matches no class an error. Without it, the class of such a flow
 	// is drawn by the jobs' shares.
 	MustMatch bool
-	// Check returns what is wrong with a query, or nil. The trace ends at a query that is wrong,
-	// and its error names file and line. Without Check all queries are right.
+	// Check returns what is wrong with a query, or nil. The trace ends at a query that is wrong.
+	// Close then returns an error with file and line. Without Check all queries are right.
 	Check func(query string) error
 }
 

@@ -90,7 +90,7 @@ func (p planned) chooseRemoved() (servers []string) {
 	return servers
 }
 
-// client returns the client address of the run. Each run of a case has another address, because
+// client returns the client address of the run. Each run of a case has its own address, because
 // flow tables still have connections of earlier runs, whose ports are soon used again.
 func (p planned) client() netip.Addr {
 	addresses := lab.ClientAddresses(p.service().VIP, clientAddresses)
@@ -181,8 +181,8 @@ func (b *rig) restore(ctx context.Context) error {
 	return b.lab.SetNextHops(all...)
 }
 
-// reconfigure gives each balancer the configuration with which the lab was built, as changed by
-// change.
+// reconfigure applies the function change to each balancer's configuration from the start of the
+// lab, and gives the balancer the result.
 func (b *rig) reconfigure(ctx context.Context, change func(*desired.Balancer)) error {
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer {

@@ -489,7 +489,8 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {
 		fail("feedback", "only the placement round-robin uses weights that change all the time")
 	}
-	if c.Weighted && (kind != KindLoad && kind != KindDay || c.Direct || c.Feedback != 0) {
+	sendsRequests := kind == KindLoad || kind == KindDay
+	if c.Weighted && (!sendsRequests || c.Direct || c.Feedback != 0) {
 		fail("weighted", "is only for the kinds load and day, with a balancer and without feedback")
 	}
 	if c.Feedback < 0 {

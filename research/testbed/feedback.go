@@ -22,7 +22,8 @@ import (
 )
 
 // feedback sets the weights of servers by their loads, at an interval: the centralised policy that
-// 6LB compares itself with (section VI-B7). It writes overrides, and reloads the balancers.
+// 6LB compares itself with (section VI-B7). It writes overrides, and reloads the balancers. A case
+// without feedback has a nil feedback.
 type feedback struct {
 	cancel   context.CancelFunc
 	done     chan error
@@ -141,8 +142,8 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 }
 
 // weights returns the weights of the servers of a weighted case, in proportion to their capacities.
-// For the method TerritoryConfigured, a weight must be the number of requests that a server serves
-// at once.
+// For the estimator TerritoryConfigured, a weight must be the number of requests that a server
+// serves at once.
 func (p planned) weights() (weights []uint32) {
 	if p.Case.estimator() == infer.TerritoryConfigured {
 		for _, name := range p.serverNames() {

@@ -13,8 +13,9 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
-// guard is a process that removes a lab when this process has ended, however it ended. It waits for
-// the end of a pipe, whose other end only this process holds.
+// guard is a process that removes a lab when the process that started the guard ends, for whatever
+// reason. The guard reads from a pipe until the pipe is closed. Only that process holds the other
+// end.
 type guard struct {
 	cmd  *exec.Cmd
 	pipe io.Closer

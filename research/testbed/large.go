@@ -114,7 +114,7 @@ func (t *tally) completed(servers []sim.Server) func(int, sim.Ended) {
 	}
 }
 
-// read counts the requests in the file requests.csv.gz that succeeded.
+// read counts the successful requests in the file requests.csv.gz.
 func (t *tally) read(path string) error {
 	if t == nil {
 		return nil

@@ -26,7 +26,7 @@ type Replay struct {
 	Match string `yaml:"match"`
 }
 
-// TraceFormat is the format of a trace, by the names of segue-lab load and of scenarios.
+// TraceFormat is the format of a trace, by its name in segue-lab load and in scenarios.
 type TraceFormat string
 
 var traceFormats = map[TraceFormat]sim.TraceFormat{
@@ -94,7 +94,7 @@ func digestOf(path string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// replayed returns the settings with the requests of a trace. Each seed replays another part of the
+// replayed returns the settings with the requests of a trace. Each seed replays its own part of the
 // trace. If the experiment replays no trace, file must be empty, and the settings stay the same. It
 // is an error if the trace has too few requests, or if the requests of a seed cannot be scaled.
 func (s settings) replayed(file string) (settings, error) {

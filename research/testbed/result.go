@@ -69,7 +69,7 @@ type Claim struct {
 	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
 	// whether the measured value meets the condition. They are absent while runs are missing.
 	// Simulated is also absent for quantities that are not times, for cases that the simulator does
-	// not have, and if Over (what divides the left side) is simulation. Model is also absent for
+	// not have, and if Over is simulation. Model is also absent for
 	// quantities other than the mean, and for cases that the model does not have.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`

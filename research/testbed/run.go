@@ -22,7 +22,7 @@ const (
 	// port.
 	clientAddresses = 254
 	// timeout is the time for which the generator waits for a response, by the clock. No request
-	// waits that long in a queue. So all failures are those of servers.
+	// waits that long in a queue. So each failure is a failure of a server.
 	timeout        = 2 * time.Minute
 	connectTimeout = 30 * time.Second
 	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab

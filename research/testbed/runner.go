@@ -32,7 +32,8 @@ type Options struct {
 }
 
 // Check returns an error if the experiment cannot run with the options: if the points are speeds
-// and the options set one, if it has no full length, or if it cannot have the speed or the seeds.
+// and the options set one, if the options ask for a full length and the experiment has none, or if
+// it cannot have their speed or seeds.
 func (e *Experiment) Check(o Options) error {
 	fail := func(option, format string, args ...any) error {
 		return fmt.Errorf("experiment %s: %s: %s", e.Name, option, fmt.Sprintf(format, args...))

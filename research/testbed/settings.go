@@ -19,7 +19,7 @@ import (
 // settings is an experiment at one of its two sizes, with the values of one point.
 type settings struct {
 	Experiment
-	present   int        // servers of the lab; see rate for Servers
+	present   int        // servers of the lab; the rate is that for Servers
 	deviation float64    // of the work in seconds; 0: the work is as in the file
 	removed   int        // servers to remove
 	perSecond float64    // mean requests per second over the day; for KindDay

@@ -173,7 +173,7 @@ func (p planned) spec() placement.Spec {
 const samplePeriod = 20 * time.Millisecond
 
 // inferring returns the simulator's placement for a case that infers. Simulated balancers know the
-// servers' capacities if the method needs them. In the lab, balancers know them if the case is
+// servers' capacities if the estimator needs them. In the lab, balancers know them if the case is
 // weighted. The result is nil if these two differ, if the balancers poll, or if they do not compare
 // all servers.
 func (p planned) inferring() placement.Spec {
@@ -250,7 +250,7 @@ func (c Case) huntsByTable() bool {
 	return c.Placement == desired.PlacementHunt && c.Selection != desired.SelectRandom
 }
 
-// model returns the mean response time of the model with this load, or nil if the model does not
+// model returns the mean response time of the model at the run's load, or nil if the model does not
 // describe the run.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()

@@ -33,7 +33,7 @@ type Summary struct {
 	Model     *Response
 }
 
-// Summarise returns the summary of a case at a point, or nil if no run of them has ended.
+// Summarise returns the summary of a case at a point, or nil if none of its runs has ended.
 func (r *Results) Summarise(name string, point float64) *Summary {
 	s := &Summary{Case: name, Point: point, Failures: map[string]uint64{}, Warnings: []string{}}
 	var measured, simulated, bound, model []*Response

@@ -66,7 +66,7 @@ func eachSuccess(path string, f func(sent float64, row []string) error) error {
 	}
 }
 
-// readTypes returns the response times of each type of request in the file that succeeded.
+// readTypes returns the response times of the successful requests in the file, by type of request.
 func readTypes(path string) (map[string]Response, error) {
 	latencies := map[string][]float64{}
 	err := eachSuccess(path, func(_ float64, row []string) error {

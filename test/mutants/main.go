@@ -56,13 +56,13 @@ func run(ctx context.Context, from string, beginnings []string) error {
 	}
 	var rows []row
 	for _, beginning := range beginnings {
-		found := len(rows)
+		before := len(rows)
 		for _, r := range all[first:] {
 			if strings.HasPrefix(r.attack, beginning) {
 				rows = append(rows, r)
 			}
 		}
-		if found == len(rows) {
+		if before == len(rows) {
 			return fmt.Errorf("no row of %s begins with %q", modelPage, beginning)
 		}
 	}

@@ -78,15 +78,15 @@ func (f fuzzer) run(ctx context.Context, duration time.Duration) error {
 	said := &strings.Builder{}
 	cmd.Stdout = io.MultiWriter(os.Stdout, said)
 	err := cmd.Run()
-	if err != nil && ctx.Err() == nil && endedInTime(said.String()) {
+	if err != nil && ctx.Err() == nil && ranOutOfTime(said.String()) {
 		return nil
 	}
 	return err
 }
 
-// endedInTime tells whether a fuzzer has found no fault, and `go test` has only reported that its
+// ranOutOfTime tells whether a fuzzer has found no fault, and `go test` has only reported that its
 // time ended while it tried an input. That happens if inputs take long.
-func endedInTime(output string) bool {
+func ranOutOfTime(output string) bool {
 	return strings.Contains(output, "\n    context deadline exceeded\n") &&
 		!strings.Contains(output, "Failing input written to") && !strings.Contains(output, "panic:")
 }

@@ -17,7 +17,7 @@ func TestParseList(t *testing.T) {
 	}
 }
 
-func TestEndedInTime(t *testing.T) {
+func TestRanOutOfTime(t *testing.T) {
 	const late = "--- FAIL: FuzzA (87.05s)\n    context deadline exceeded\nFAIL\nexit status 1\n"
 	for output, want := range map[string]bool{
 		late: true,
@@ -25,7 +25,7 @@ func TestEndedInTime(t *testing.T) {
 		late + "    Failing input written to testdata/fuzz/FuzzA/1\n":                     false,
 		late + "panic: no\n": false,
 	} {
-		if got := endedInTime(output); got != want {
+		if got := ranOutOfTime(output); got != want {
 			t.Errorf("%v, want %v: %q", got, want, output)
 		}
 	}

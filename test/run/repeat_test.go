@@ -37,7 +37,7 @@ func prints(text string) string {
 func TestRepeat(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		others   int // that fail always
+		others   int // further tests, which always fail
 		more     string
 		want     counts
 		repeated int

@@ -155,8 +155,8 @@ type failure struct{ pkg, test, output string }
 func report(events io.Reader, w io.Writer, used *usage) (result, error) {
 	total := result{usage: used}
 	packages := map[string]*result{}
-	// The output of what has not ended yet. The key of a test is its package and name. That of a
-	// package is the package and no name. That of a build is the import path and no name.
+	// The output of the tests, packages and builds that have not ended yet, by package and name of the
+	// test. A package and a build have no name here, and a build has its import path as the package.
 	output := map[[2]string][]byte{}
 	lines := json.NewDecoder(events)
 	for {

@@ -24,9 +24,9 @@ type usage struct {
 	mu    sync.Mutex
 	tests map[[2]string]time.Duration // CPU time by package and test
 	total map[string]time.Duration    // CPU time by package
-	// For each package, since the last sample:
+	// For each package:
 	running map[string]map[string]bool    // the tests that run now
-	weights map[string]map[string]float64 // each test's share of the wall time, in seconds
+	weights map[string]map[string]float64 // seconds since the last sample, divided among the tests
 	changed map[string]time.Time          // the time until which weights are complete
 }
 
@@ -87,15 +87,15 @@ func (u *usage) weigh(pkg string, now time.Time) {
 	if u.running[pkg] == nil {
 		u.running[pkg], u.weights[pkg] = map[string]bool{}, map[string]float64{}
 	}
-	passed := now.Sub(u.changed[pkg])
+	elapsed := now.Sub(u.changed[pkg])
 	for test := range u.running[pkg] {
-		u.weights[pkg][test] += max(passed.Seconds(), 0) / float64(len(u.running[pkg]))
+		u.weights[pkg][test] += max(elapsed.Seconds(), 0) / float64(len(u.running[pkg]))
 	}
 	u.changed[pkg] = now
 }
 
-// sample takes the CPU time that a package has used until now. It divides the time since the last
-// sample among the tests, by their weights.
+// sample takes the CPU time that a package has used until now. It divides the CPU time since the
+// last sample among the tests, by their weights.
 func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

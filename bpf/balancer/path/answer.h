@@ -37,7 +37,7 @@ enum icmpv4_type {
 	ICMPV4_PARAMETER_PROBLEM = 12,
 };
 
-/* Codes of unreachable. */
+/* Codes of ICMPV4_UNREACHABLE and ICMPV6_UNREACHABLE. */
 #define ICMPV4_PORT_UNREACHABLE 3
 #define ICMPV4_FRAGMENTATION_NEEDED 4
 #define ICMPV6_PORT_UNREACHABLE 4
@@ -55,7 +55,7 @@ struct icmp_header {
 	__u8 type;
 	__u8 code;
 	__u16 checksum;
-	__be32 rest; /* the MTU, in packet too big */
+	__be32 rest; /* the MTU, if the error is about a packet that is too big */
 };
 
 enum answer_form {
@@ -110,7 +110,7 @@ static __always_inline __u16 replace_word(__u16 checksum, __u16 from, __u16 to)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
-/* Exchanges source and destination. */
+/* Exchanges source and destination of an Ethernet header. */
 static __always_inline void turn_ethernet(struct ethhdr *ethernet)
 {
 	struct ethhdr old = *ethernet;
@@ -313,7 +313,8 @@ static __always_inline bool write_ipv6_error(struct xdp_md *ctx, __u32 quote, en
 			      sum + length + bpf_htons(IPPROTO_ICMPV6));
 }
 
-/* Makes room for `headers` bytes in front of the packet, and cuts the packet to `quote` bytes. */
+/* Makes room for `headers` bytes in front of the packet, cuts the packet to `quote` bytes, and
+ * turns the Ethernet header (turn_ethernet). False: it failed. */
 static __always_inline bool make_room(struct xdp_md *ctx, __u32 headers, __u32 quote)
 {
 	struct ethhdr *ethernet = frame_start(ctx), saved;

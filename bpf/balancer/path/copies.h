@@ -122,8 +122,8 @@ struct copying {
 	__u32 service;	       /* its id */
 	__u32 encapsulation;
 	__u32 flow_label;
-	__u32 copies; /* so far, also those that the kernel did not send */
-	__u32 length; /* of the frame */
+	__u32 copies; /* so far, including those that the kernel did not send */
+	__u32 length; /* of the frame, without the headers of a copy */
 	__u32 pad;
 };
 
@@ -180,7 +180,7 @@ static long copy_to(__u32 slot, struct copying *in)
 	return !send_copy(in, slot, server) || in->copies >= MOST_COPIES;
 }
 
-/* Sends copies of a frame to all servers of a service. */
+/* Sends copies of a frame to all servers of a service, and drops the frame. */
 static __always_inline int send_copies(struct __sk_buff *skb, const struct copy_source *source)
 {
 	struct copying in = {

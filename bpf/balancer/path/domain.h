@@ -32,7 +32,7 @@ static __always_inline bool is_domain_sid(const struct in6_addr *address)
 
 /* Returns `why`, or LB_DROP_OUTSIDE for a packet from outside the domain that chooses its path
  * inside. `why` is the reason of the packet so far. */
-static __always_inline enum lb_reason judge(const struct packet *pkt, enum lb_reason why)
+static __always_inline enum lb_reason drop_if_intruder(const struct packet *pkt, enum lb_reason why)
 {
 	if (!host_is_outside)
 		return why;

@@ -31,7 +31,7 @@ struct encap {
 	const struct packet *pkt;
 	const struct segments *segments;
 	const struct server *server; /* the first one to visit */
-	__u32 flow_label;	     /* its low bits; it also varies IPv4 sources */
+	__u32 flow_label;	     /* a hash of the flow; its low bits are the label */
 	__u32 count;		     /* of segments */
 	__u32 size;		     /* bytes to add */
 	void *layer3;		     /* where the headers go, once there is room */
@@ -123,7 +123,7 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	const struct segments *segments = encap->segments;
 	const void *end = encap->end;
 
-	/* i == 1 is the last server of the whole list, also if the list is shortened. */
+	/* i == 1 is the last server of the whole list, even if the list is shortened. */
 	for (__u32 i = 1; i < encap->count && i < MAX_SEGMENTS; i++) {
 		__u32 at = ((i == 1 ? segments->count : encap->count) - i) & SEGMENTS_MASK;
 		const struct server *server = server_at(segments->server[at]);
@@ -212,7 +212,7 @@ static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct en
 
 /* The second word of a forwarded packet's IPv6 header: payload length, next header and hop limit.
  * The hop limit is the client's minus one. */
-static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_header)
+static __always_inline __u32 second_word(const struct encap *encap, __u8 next_header)
 {
 	__u16 payload = encap->pkt->length + encap->size - sizeof(struct ipv6hdr);
 
@@ -232,7 +232,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 		return false;
 	next_header = old->nexthdr;
 	((__be32 *)ip)[0] = ((const __be32 *)old)[0];
-	((__be32 *)ip)[1] = forwarded(encap, IPPROTO_ROUTING);
+	((__be32 *)ip)[1] = second_word(encap, IPPROTO_ROUTING);
 	copy_address(&ip->saddr, &old->saddr);
 	write_first_sid(&ip->daddr, encap);
 	if (ctx && options)
@@ -275,7 +275,7 @@ static __always_inline bool write_srv6_encap(const struct encap *encap)
 	return write_segments(srh->segment, encap, !encap->segments->keeps_whole);
 }
 
-/* The checksum of an IPv4 header without options, whose checksum field is 0. */
+/* The checksum of an IPv4 header that has no options, and 0 in its checksum field. */
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 {
 	const __u16 *half = (const __u16 *)ip;
@@ -288,11 +288,11 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
-/* The outer source of an IPv4 tunnel. The server's mask `varied` says which bits of it depend on
- * the flow; 0: none. IPv4 has no flow label, and routers and network cards do not look behind the
- * outer header. So with one source, all packets of a balancer to a server would arrive in one
- * receive queue. The flow's hash is linear in its ports. It is mixed, to spread the ports of one
- * client over the sources. */
+/* The outer source of an IPv4 tunnel. The server's mask `varied` says which bits of the source
+ * depend on the flow; 0: none. IPv4 has no flow label, and routers and network cards do not look
+ * behind the outer header. So with one source, all packets of a balancer to a server would arrive
+ * in one receive queue. The flow's hash is linear in its ports. It is mixed, to spread the ports of
+ * one client over the sources. */
 static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
 {
 	const struct server *server = encap->server;

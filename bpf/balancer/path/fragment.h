@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Fragments. The first fragment of a packet has the ports: it takes the path of a whole packet, and
- * its flow is stored here. Later fragments follow it. Those that come before it are held (hold.h).
+ * its flow is stored (`fragments`). Later fragments follow it. Those that come before it are held
+ * (hold.h).
  */
 #ifndef SEGUE_BALANCER_PATH_FRAGMENT_H
 #define SEGUE_BALANCER_PATH_FRAGMENT_H
@@ -27,7 +28,8 @@ static __always_inline enum lb_reason await_first(struct xdp_md *ctx,
 	if (why)
 		return why;
 	/* The entry is written before user space gets the fragment. User space then looks whether
-	 * another core has overwritten the entry, because the first fragment has passed there. */
+	 * another core has overwritten the entry, because the first fragment has passed on that
+	 * core. */
 	bpf_map_update_elem(&fragments, key, &awaited, is_outdated ? BPF_ANY : BPF_NOEXIST);
 	return hold_fragment(ctx, key);
 }

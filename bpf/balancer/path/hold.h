@@ -35,7 +35,8 @@ struct fragment_flow {
 
 #define MAX_FRAGMENTED 65536
 
-/* The oldest entry is evicted, so a flood of fragments takes no more memory. */
+/* The flows of fragmented packets. The oldest entry is evicted, so a flood of fragments takes no
+ * more memory. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_FRAGMENTED);
@@ -55,13 +56,13 @@ struct held_fragment {
 	__u8 frame[HELD_FRAME];
 };
 
-/* What user space has not read yet: more than a thousand fragments. */
+/* What user space has not read yet. There is room for more than a thousand fragments. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 2 << 20); /* bytes */
 } held_fragments SEC(".maps");
 
-/* How many fragments are held of all sources that share a budget (hold_budget_of). */
+/* How many fragments are held, for all sources together that share a budget (hold_budget_of). */
 #define HELD_PER_SECOND 128
 #define HELD_BURST 128
 #define HOLD_BUDGET_BITS 12

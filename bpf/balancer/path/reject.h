@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Ends the way of packets to a VIP that no server gets. Their clients are told so, unless the
+ * Ends the way of packets to VIPs if no server gets them. Their clients are told so, unless the
  * configuration says otherwise: by a TCP reset, or by ICMP port unreachable.
  */
 #ifndef SEGUE_BALANCER_PATH_REJECT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reads a server's signal, and takes it off the packet to the client that carries it. There are two
- * formats (docs/understand/protocol.md):
+ * Reads a server's signal, and takes it off the packet that carries it to the balancer and is meant
+ * for the client. There are two formats (docs/understand/protocol.md):
  *
  *	srv6-insert	VIP -> balancer's SID, routing header (server, balancer's SID,
  *			client) with one segment left, TCP
@@ -152,7 +152,7 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 }
 
 /* Removes the routing header: moves the headers in front of it over its end. */
-static __always_inline bool take_out(struct xdp_md *ctx, const struct packet *pkt)
+static __always_inline bool remove_srh(struct xdp_md *ctx, const struct packet *pkt)
 {
 	const __u32 size = srh_size(SIGNAL_SEGMENTS);
 	struct ethhdr *ethernet = frame_start(ctx) + size;
@@ -188,7 +188,7 @@ static __always_inline bool remove_signal(struct xdp_md *ctx, const struct packe
 	struct ethhdr *ethernet;
 
 	/* An inserted signal has another size: a routing header, and no outer IPv6 header. */
-	if (signal->size != sizeof(struct ipv6hdr) && !take_out(ctx, pkt))
+	if (signal->size != sizeof(struct ipv6hdr) && !remove_srh(ctx, pkt))
 		return false;
 	if (bpf_xdp_adjust_head(ctx, signal->size))
 		return false;

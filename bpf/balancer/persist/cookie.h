@@ -11,7 +11,7 @@
 #include "balancer/decision.h"
 
 /* The width of a cookie in bits: enough to tell all columns of a row apart, but at least 1. With a
- * width of 0, servers would send signals. */
+ * width of 0, servers would send signals, and write no cookies. */
 static __always_inline __u32 cookie_width(const struct service *service)
 {
 	__u32 candidates = candidates_of(service);
@@ -20,8 +20,8 @@ static __always_inline __u32 cookie_width(const struct service *service)
 }
 
 /* The column in the packet's cookie; negative: the packet has no cookie. If rows have one column,
- * no cookie is needed. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2),
- * and 0 is no echo, as Linux understands it. */
+ * it is 0, and no cookie is needed. An echo is valid only if the packet has the ACK flag (RFC 7323
+ * section 3.2), and 0 is no echo, as Linux understands it. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
@@ -42,8 +42,9 @@ static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pk
 	return column;
 }
 
-/* The column in the packet's cookie. For a SYN: 0 if it has timestamps. Negative: the packet has no
- * cookie, or the SYN has no timestamps. Not inlined: see handle_in_full. */
+/* The column in the packet's cookie; negative: the packet has no cookie. A SYN never has one: the
+ * result tells whether it has timestamps, which later carry the cookie (0), or not (negative). Not
+ * inlined: see handle_in_full. */
 __noinline int read_cookie(struct xdp_md *ctx, const struct packet *pkt,
 			   const struct service *service)
 {

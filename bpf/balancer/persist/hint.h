@@ -2,8 +2,8 @@
 /*
  * Persistence `hint`: a small table tells which server probably has a flow (hints.h). The server
  * checks. If it does not have the flow, it returns the packet, which then visits all servers that
- * may have it. So a wrong hint costs a detour, and a lost one a longer list, but neither costs a
- * connection. Servers' signals enter and remove the hints.
+ * may have the flow. So a wrong hint costs a detour, and a lost one a longer list, but neither
+ * costs a connection. Servers' signals enter and remove the hints.
  */
 #ifndef SEGUE_BALANCER_PERSIST_HINT_H
 #define SEGUE_BALANCER_PERSIST_HINT_H
@@ -93,7 +93,8 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 	return LB_FORWARD_KNOWN;
 }
 
-/* Handles create-stickiness: enters a hint with the column. Not inlined: see handle_in_full. */
+/* Handles create-stickiness: enters a hint that names the sender. Not inlined: see
+ * handle_in_full. */
 __noinline int take_create_hint(const struct packet *pkt, const struct service *service,
 				__u32 sender)
 {

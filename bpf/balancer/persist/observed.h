@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Flows that are observed for placement `infer` by services without a flow table. A table in the
+ * The flows of services without a flow table, as placement `infer` observes them. A table in the
  * format of the flow table (flowtable.h) knows some of them, so that the loads of servers are
  * known. No packet finds its server here. So a flow that finds no room, or loses its entry, makes a
  * load less accurate, and costs no connection.

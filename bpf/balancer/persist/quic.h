@@ -11,8 +11,9 @@
 #include "balancer/persist/stateless.h"
 
 /* The forms of the connection IDs of each service, by the service's id. During a change, user space
- * first adds all servers of the new forms to quic_servers, and then replaces the forms. A packet
- * that reads the former forms with the new servers may name none. It is placed. */
+ * first adds all servers of the new forms to quic_servers, and then replaces the forms. Last it
+ * removes the servers of the old forms. A packet that has read the old forms before may then find
+ * no server. It is placed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -107,8 +108,8 @@ static __always_inline bool lookup_quic_plain(struct xdp_md *ctx, const struct p
 	return true;
 }
 
-/* Finds the server of a packet by its connection ID. A connection stays with its server also if
- * the server fails or is drained. The reason is none if the packet is to be placed. */
+/* Finds the server of a packet by its connection ID. A connection stays with its server even if the
+ * server fails or is drained. The reason is none if the packet is to be placed. */
 static __always_inline enum lb_reason lookup_quic(struct xdp_md *ctx, struct packet *pkt,
 						  const struct service *service,
 						  struct segments *segments)

@@ -165,7 +165,7 @@ __noinline int forget_former(const struct packet *pkt, const struct service *ser
 
 	if (!pkt || !service)
 		return 0;
-	/* Signals make flows half-open under each placement. */
+	/* Under any placement, signals may have made the flow half-open. */
 	lookup_both(pkt, service, &flow, &half_open_flow);
 	forget_unless_asked(&flow, asked);
 	forget_unless_asked(&half_open_flow, asked);

@@ -274,7 +274,7 @@ static __always_inline bool recall(const struct service *service, const struct f
 	return true;
 }
 
-/* Finds the server of a flow for a fragment or an ICMP error, which leaves the entry as it is. */
+/* Finds the server of a flow for a fragment or an ICMP error. The entry stays as it is. */
 static __always_inline bool recall_table(const struct packet *pkt, const struct service *service,
 					 struct flow *flow, struct segments *segments)
 {

@@ -12,8 +12,8 @@
 
 #include "balancer/place/order.h"
 
-/* The most segments that a packet can visit without becoming too long for its path. `whole`: an
- * encapsulation keeps the whole list. */
+/* The most segments that a packet can visit without becoming too long for its path. `whole`: the
+ * header contains all of them (keeps_whole). */
 static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
 					   const struct server *first, bool whole)
 {
@@ -55,7 +55,7 @@ static __always_inline void end_with(struct segments *segments, __u32 holder, __
 /*
  * Asks the candidates for a connection that one of them may have. The holder, if there is one, is
  * asked first and last: if no server has the connection, the holder resets it, as if it alone had
- * been asked. The list is never so long that the packet does not fit its path. False: it is empty.
+ * been asked. Then the list is also shortened until the packet fits its path. False: it is empty.
  */
 static __always_inline bool seek(const struct packet *pkt, const struct service *service,
 				 int holder, struct segments *segments)
@@ -74,10 +74,9 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 }
 
 /* Leaves out the last candidates of an offer, until it has at most MAX_CANDIDATES servers and the
- * packet fits its path. The first candidate stays. `held` is the number of servers in front of
- * it. */
+ * packet fits its path. The first candidate stays. In front of it are `holders` servers: 0 or 1. */
 static __always_inline void shorten_offer(const struct packet *pkt, const struct service *service,
-					  __u32 held, struct segments *segments)
+					  __u32 holders, struct segments *segments)
 {
 	const struct server *first = server_at(segments->server[0]);
 	__u32 most;
@@ -88,7 +87,7 @@ static __always_inline void shorten_offer(const struct packet *pkt, const struct
 	if (most > MAX_CANDIDATES)
 		most = MAX_CANDIDATES;
 	if (segments->count > most)
-		segments->count = most > held ? most : held + 1;
+		segments->count = most > holders ? most : holders + 1;
 }
 
 /* Whether the service's placement orders candidates by the loads that servers report. */
@@ -140,21 +139,21 @@ static __always_inline void ask_for_reports(struct segments *segments)
  * Offers a new connection to servers that take new flows. The last of them has to accept it, or to
  * hand it back to a server with a lower load. So the list is kept whole, and all servers are asked
  * by connect-avail. If the list has a single server, that one has to accept the connection. The
- * holder is first asked whether it has the connection, also if no server takes new flows. If the
+ * holder is first asked whether it has the connection, even if no server takes new flows. If the
  * holder is the only server, it has to accept the connection as any other would.
  */
 static __always_inline bool offer(const struct packet *pkt, const struct service *service,
 				  int holder, struct segments *segments)
 {
-	__u32 held;
+	__u32 holders;
 
 	segments->keeps_whole = true;
 	list_holder(holder, segments);
-	held = segments->count;
+	holders = segments->count;
 	list_candidates(&pkt->key, service, segments);
-	if (pkt->is_single && segments->count > held + 1)
-		segments->count = held + 1;
-	shorten_offer(pkt, service, held, segments);
+	if (pkt->is_single && segments->count > holders + 1)
+		segments->count = holders + 1;
+	shorten_offer(pkt, service, holders, segments);
 	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
 	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
@@ -162,9 +161,9 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 		ask_for_reports(segments);
 	/* The flow table or a hint names the holder. Later packets would go there first, whatever
 	 * their cookie is. So a server that accepts the connection has to tell the balancer. */
-	if (!held)
+	if (!holders)
 		ask_for_cookie(pkt->cookie_width, segments);
-	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
+	if (holders && (segments->count > holders || !(service->rule.flags & RULE_TAKES_FLOWS)))
 		segments->first_sid = SID_LOW(SID_STEER);
 	return true;
 }

@@ -26,8 +26,8 @@ struct {
 
 /*
  * Whether a server has the lowest score. The core asks this about the server that got its last new
- * flow, and then takes the server again. If it did not, all cores would choose the same server at
- * the same moment, and write the same cache lines: HLB's mix of packets
+ * flow, and if so takes that server again. Otherwise all cores would choose the same server at the
+ * same moment, and write the same cache lines: HLB's mix of packets
  * (docs/understand/performance.md) would take 1.4 times as long on two cores.
  */
 static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
@@ -125,7 +125,7 @@ __noinline int best_candidate(const struct service *service, __u32 bucket)
 		const struct load *load = load_at(slot);
 
 		if (load && is_taking(service, slot))
-			best = lower(best, rank_of(slot, load));
+			best = lower_of(best, rank_of(slot, load));
 	}
 	return best == RANK_NONE ? -1 : (int)(best & RANK_SLOT_MASK);
 }
@@ -141,7 +141,7 @@ static __always_inline void put_best_first(struct segments *segments)
 		const struct load *load = load_at(segments->server[i]);
 
 		if (load)
-			best = lower(best, rank_of(i, load));
+			best = lower_of(best, rank_of(i, load));
 	}
 	/* The place goes through memory (the padding). Otherwise the verifier would follow the
 	 * ranks of all servers. */

@@ -16,7 +16,7 @@
 #include "balancer/tables/ranking.h"
 
 /* How many draws there are at most until one finds a server that takes new flows. So many draws
- * find one, even if only one server in a thousand takes new flows. */
+ * nearly always find one, even if only one server in a thousand takes new flows. */
 #define DRAWS_FOR_ONE 4096
 /* How many draws there are at most once a server is found. With two servers that take new flows, 1
  * sample in 32,768 lacks the second. */
@@ -25,7 +25,7 @@
 struct sample {
 	__u32 found;  /* servers so far */
 	__u32 best;   /* the first of them with the lowest score */
-	__u64 lowest; /* this score */
+	__u64 lowest; /* its score */
 	__u64 slots;  /* of the last four, with 16 bits each; NO_SERVER: fewer were found */
 };
 

@@ -2,8 +2,8 @@
 /*
  * Placements `awcmp` and `weighted-round-robin`: each new flow goes to a random server, or to the
  * next one in turn, in proportion to weights that user space changes often. So there is no table to
- * build: a server is proposed, and takes the flow with a probability of its weight divided by the
- * highest weight, which is 1 / unit (struct load). Otherwise another server is proposed.
+ * build: a server is proposed, and takes the flow with a probability of 1 / unit (struct load): its
+ * weight divided by the highest weight. Otherwise another server is proposed.
  *
  *	draw: the flow's hash proposes a server, and decides whether it takes the flow;
  *	turn: the servers of the ranking are proposed in cycles. One that takes a share p of its
@@ -40,8 +40,8 @@ static __always_inline __u64 share_taken(const struct load *load)
 /* The slot of a proposed server if it takes the flow; otherwise negative. It takes the flow if the
  * fractional part of ticket + cycle * share is less than the share. For a draw, the ticket is
  * random, and the cycle is 0. For a turn, the ticket is a constant of the server. */
-static __always_inline int accepted(const struct weighted *in, __u32 place, __u32 ticket,
-				    __u64 cycle)
+static __always_inline int slot_if_taken(const struct weighted *in, __u32 place, __u32 ticket,
+					 __u64 cycle)
 {
 	__u32 slot = ranked_at(in->ranking, place);
 	const struct load *load = load_at(slot);
@@ -64,13 +64,13 @@ static long propose(__u32 tried, struct weighted *in)
 		return 1;
 	/* A draw has two hashes: one proposes the server, and the other is the ticket. */
 	if (!in->turns) {
-		in->server = accepted(in, share_of(draw_hash(in->hash, 2 * tried), servers),
-				      draw_hash(in->hash, 2 * tried + 1), 0);
+		in->server = slot_if_taken(in, share_of(draw_hash(in->hash, 2 * tried), servers),
+					   draw_hash(in->hash, 2 * tried + 1), 0);
 		return in->server >= 0;
 	}
 	turn = dry_run ? *in->turns + tried : __sync_fetch_and_add(in->turns, 1);
-	in->server =
-		accepted(in, turn % servers, turn % servers * (GOLDEN_RATIO >> 32), turn / servers);
+	in->server = slot_if_taken(in, turn % servers, turn % servers * (GOLDEN_RATIO >> 32),
+				   turn / servers);
 	return in->server >= 0;
 }
 

@@ -33,10 +33,11 @@
 struct check {
 	struct in6_addr vip;
 	__u8 encapsulation; /* enum encapsulation */
-	__u8 is_used;	    /* 0: the server is not checked, and its checks are dropped */
+	__u8 is_used;	    /* 0: the server is not checked, and packets to check it are dropped */
 	__u8 pad[2];
-	/* For calls: 1 plus the slot of the server that has to accept. Calls visit this server
-	 * first, and it passes them on. 0: this server has to accept. */
+	/* For calls: 1 plus the slot of the server that has to accept. The server of this element
+	 * then gets the call first, and passes it on. 0: the server of this element has to
+	 * accept. */
 	__u32 last;
 };
 
@@ -83,12 +84,12 @@ static __always_inline void list_checked(const struct __sk_buff *skb, const stru
 	} else if (is_call && last) {
 		go_to(segments, last - 1, server_at(last - 1));
 	}
-	if (opens)
+	if (opens) {
 		segments->columns = ALL_NO_COLUMN;
-	if (opens)
 		ask(segments, SID_RECOVER, SID_CONNECT_FORCE);
-	else if (!is_call)
+	} else if (!is_call) {
 		ask(segments, SID_DELIVER, SID_DELIVER);
+	}
 }
 
 /* The flags that tell the kernel which headers are added, so that it can compute the checksums of

@@ -72,16 +72,18 @@ struct {
 /* A report moves the mean by this share: 1/128. The simulator has 0.01. */
 #define MEAN_SHIFT 7
 
-/* Whether a serial is near the server's clock. If that clock is not known, any serial is. */
-static __always_inline bool is_near_clock(__u32 clock, __u32 serial)
+/* Whether a serial is near the server's clock. `offset` is the `clock` of struct report. If the
+ * clock is not known, any serial is near. */
+static __always_inline bool is_near_clock(__u32 offset, __u32 serial)
 {
-	__s32 difference = serial_difference(serial, serial_now() + clock);
+	__s32 difference = serial_difference(serial, serial_now() + offset);
 
-	return !(clock & CLOCK_KNOWN) ||
+	return !(offset & CLOCK_KNOWN) ||
 	       (difference <= MAX_CLOCK_DIFFERENCE && difference >= -MAX_CLOCK_DIFFERENCE);
 }
 
-/* Whether the last report is from a moment that the server's clock has not reached. */
+/* Whether the last report is from a moment that the server's clock, now at `clock`, has not
+ * reached. */
 static __always_inline bool is_ahead(__u32 last, __u32 clock)
 {
 	return last & SERIAL_KNOWN && serial_difference(last, clock) > MAX_CLOCK_DIFFERENCE;
@@ -133,8 +135,8 @@ static __always_inline __u64 without_spare(__u64 spares, __u32 server)
 	return kept;
 }
 
-/* Puts a server with free capacity in front of the list of spare servers. Removes any other server
- * from the list. */
+/* Puts a server in front of the list of spare servers if it has free capacity (`is_free`), or else
+ * removes it from the list. */
 static __always_inline void note_spare(struct service_reports *all, __u32 server, bool is_free)
 {
 	__u64 before = *(volatile __u64 *)&all->spares;
@@ -159,8 +161,8 @@ static __always_inline void note_load(struct service_reports *all, __u32 server,
 		move_mean(all, value);
 }
 
-/* Notes the report of a server of the service. A refused report does not drop its signal. False if
- * it is refused. Not inlined: see handle_in_full. */
+/* Notes the report of a server of the service. False: the report is refused. Its signal counts
+ * nevertheless. Not inlined: see handle_in_full. */
 __noinline int note_report(const struct service *service, __u32 server, __u64 report)
 {
 	__u32 serial = report_serial(report), last, id;

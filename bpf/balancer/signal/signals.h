@@ -114,8 +114,8 @@ static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
 	return put_reset(ctx, pkt, &reset);
 }
 
-/* Resets the connection of a second server that has accepted it: turns the signal's frame into a
- * reset, and sends it to the signal's sender. Not inlined: it has a stack of its own. */
+/* Resets the connection at a second server that has accepted it, too: turns the signal's frame into
+ * a reset, and sends it to the signal's sender. Not inlined: it has a stack of its own. */
 __noinline int send_reset(struct xdp_md *ctx, struct packet *pkt, const struct service *service,
 			  const struct signal *signal, __u32 sender)
 {
@@ -162,7 +162,7 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 
-/* Exchanges source and destination. */
+/* Exchanges source and destination of a flow key. */
 static __always_inline void reverse(struct flow_key *key)
 {
 	struct in6_addr source = key->source;

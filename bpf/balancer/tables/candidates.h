@@ -183,8 +183,8 @@ static __always_inline bool append_candidate(struct segments *segments, __u32 nu
 	return true;
 }
 
-/* Appends the wanted servers of the first generations of a row to the list, without duplicates.
- * Returns whether the row has other servers of the service, which are not wanted. Not inlined: see
+/* Appends the wanted servers of the newest `generations` of a row to the list, without duplicates.
+ * Returns whether the row also has servers of the service that are not wanted. Not inlined: see
  * handle_in_full. */
 __noinline int list_row(const struct service *service, __u32 generations, __u32 bucket,
 			__u32 wanted, struct segments *segments)
@@ -243,15 +243,15 @@ __noinline int list_own(const struct service *service, __u32 bucket, bool takes_
 static __always_inline void list_own_row(const struct service *service, __u32 bucket,
 					 struct segments *segments)
 {
-	__u32 held = segments->count;
+	__u32 before = segments->count;
 
 	list_own(service, bucket, true, segments);
-	if (segments->count == held && service->rule.flags & RULE_TAKES_FLOWS)
+	if (segments->count == before && service->rule.flags & RULE_TAKES_FLOWS)
 		list_own(service, bucket, false, segments);
 }
 
-/* How many rows are searched for one server that takes new flows. The servers of this many
- * rows include one, even if only one server in a thousand takes new flows. */
+/* How many rows are searched for one server that takes new flows. The servers of this many rows
+ * nearly always include one, even if only one server in a thousand takes new flows. */
 #define ROWS_FOR_ONE 4096
 /* How many rows are searched for as many servers as a row has. */
 #define ROWS_FOR_MORE 9
@@ -273,18 +273,17 @@ struct search_context {
 	struct segments *segments; /* NULL: the servers are not listed */
 };
 
-/* Lists and counts a server that the search has found. In the first row, it counts also servers
- * that the list has already, because append_row() listed them without counting. In later rows, it
- * skips them, except for the first server of the list if that was not counted: the flow's holder
- * may be in none of the searched rows but these, and may be the only server that takes new flows.
- */
+/* Lists and counts a server that the search has found. A server that the list has already counts in
+ * the first row, because append_row() listed it without counting. In later rows it does not count,
+ * with one exception: the first server of the list, if it was not counted yet. It may be the flow's
+ * holder, which need not be in the first row, and may be the only server that takes new flows. */
 static __always_inline void add_found(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
 	__u32 column = search->row ? NO_COLUMN : COLUMN(search->place);
+	bool is_new = !in->segments || append_candidate(in->segments, number, column);
 
-	if (in->segments && !append_candidate(in->segments, number, column) && search->row &&
-	    number != search->first)
+	if (!is_new && search->row && number != search->first)
 		return;
 	if (number == search->first)
 		search->first = NO_SERVER;

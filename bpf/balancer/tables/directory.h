@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The directory: services, servers, and the ports that lead to servers. Only user space writes
- * these, and most packets read them. The directory is the only value of one map, which programs
- * address directly. A lookup for each part would take a tenth of the time of a known flow's packet.
+ * these, and most packets read them. The directory is the only value of one map. Programs address
+ * it directly. A lookup for each part would take a tenth of the time of a known flow's packet.
  *
  * The reports of servers are in the directory, too, although packets write them: a SYN may look at
  * the reports of eight servers. They have lines of their own, so that reports do not take the lines

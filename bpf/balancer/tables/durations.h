@@ -5,10 +5,10 @@
  *
  * A start time would make every entry of the flow table larger, so only some flows are timed. Their
  * starts are in a small table, with one place for each flow. A flow is timed if its place is free
- * when it begins. Whether it is free does not depend on how long the flow will last, so the sample
- * is not biased. A flow that leaves the flow table without an end leaves its start behind. So a
- * start may be replaced by the same flow when it begins again, and by any flow after MAX_TIMED.
- * Flows that last longer are missing in the sample if another flow comes by.
+ * when it begins. Whether a place is free does not depend on how long the flow will last, so the
+ * sample is not biased. A flow that leaves the flow table without an end leaves its start behind.
+ * So a start may be replaced by the same flow when it begins again, and by any flow after
+ * MAX_TIMED. A flow that lasts longer is missing in the sample if another flow has taken its place.
  *
  * Algorithm 1 has two errors. Its index is a random number modulo the number of servers, and not
  * modulo the size of the buffer. It also takes a duration from each packet, so that a flow counts

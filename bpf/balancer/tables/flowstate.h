@@ -26,7 +26,7 @@ enum flow_state {
 	FLOW_CLOSING = 7,
 };
 
-/* The sweep counts closing flows as closed. */
+/* How many states are counted: closing flows count as closed. */
 #define COUNTED_FLOW_STATES (FLOW_SILENT + 1)
 
 /* Whether the flow of a state has ended, as far as its server or its client says. */

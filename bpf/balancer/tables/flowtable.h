@@ -9,8 +9,8 @@
  *     |       signature        |     server     | state|  last seen  |
  *     +------------------------+----------------+------+-------------+
  *
- * A free entry is 0. If the flow has ended, the highest bit of `last seen` is 1 if only the client
- * has ended it, and the time has the other 11 bits.
+ * A free entry is 0. Once the flow has ended, the highest bit of `last seen` tells whether only the
+ * client has ended it, and the other 11 bits are the time.
  *
  * The bucket's number and the signature come from independent hashes, so a
  * lookup mistakes another flow for its own with probability at most 8 / 2^33,
@@ -77,7 +77,7 @@ const volatile __u32 observed_bucket_shift; /* the same for `observed` */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
-/* A flow, as a lookup found it. Only this file and halfopen.h look inside. */
+/* A flow, as a lookup found it. */
 struct flow {
 	struct flow_bucket *bucket;
 	__u64 place;	 /* the highest bits are the bucket's number */
@@ -85,13 +85,13 @@ struct flow {
 	__u64 value;	 /* the entry, as it was read; 0: the flow has none */
 };
 
-/* The time in ticks. Jiffies take a load; the clocks in nanoseconds take a call. */
+/* The time in ticks. Jiffies are read from memory; the clocks in nanoseconds need a call. */
 static __always_inline __u64 flow_now(void)
 {
 	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
 }
 
-/* The fields of an entry's value. Only this file, halfopen.h and sweep.bpf.c read them. */
+/* The slot of an entry's server. */
 static __always_inline __u32 entry_server(__u64 value)
 {
 	return (value >> FLOW_SERVER_SHIFT) & 0xffff;
@@ -152,7 +152,7 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
 
 /*
  * The hashes of a flow: its place in a flow table, and the signature of its entry. For any two
- * flows, the probability that they share one of 2^n buckets is 2^-n, also if they have the same
+ * flows, the probability that they share one of 2^n buckets is 2^-n, even if they have the same
  * signature.
  */
 static __always_inline struct two_hashes flow_hashes(const struct flow_key *key, __u32 service)
@@ -423,8 +423,8 @@ static __always_inline __u64 count_states(struct load *load, enum flow_state fro
  * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
 
-/* Whether a change enters a new flow, in a free entry or in place of another new flow. The state is
- * read by hand: entry_state() has more branches, for states that do not matter here. */
+/* Whether a change enters a new flow, in a free entry or in place of another new flow. The state
+ * bits are read directly: entry_state() has more branches, for states that do not matter here. */
 static __always_inline bool begins_flow(__u64 old, __u64 new)
 {
 	return is_replaced(old, new) && entry_state(new) == FLOW_NEW &&
@@ -501,8 +501,8 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 	return change_way(flow, find_way(flow, old), old, new);
 }
 
-/* Notes an event of a known flow, which stays with its server. It writes only if the state or the
- * tick is another than in the entry, so that cores can share the cache line. True: it has changed
+/* Notes an event of a known flow that stays with its server. It writes only if the state or the
+ * tick differs from that in the entry, so that cores can share the cache line. True: it has changed
  * the entry. */
 static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)
 {

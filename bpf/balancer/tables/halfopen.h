@@ -2,7 +2,7 @@
 /*
  * Half-open flows: a server has answered the SYN, and no packet of the client has come since. Their
  * table has the format of the flow table (flowtable.h), but is separate: the half-open flows of a
- * flood evict one another here, and no flow there.
+ * flood evict one another, and no entry of the flow table.
  */
 #ifndef SEGUE_BALANCER_TABLES_HALFOPEN_H
 #define SEGUE_BALANCER_TABLES_HALFOPEN_H

@@ -211,7 +211,7 @@ static __always_inline int place_with(__u64 word, enum hint_use use)
  * word first. The lookup has read the second word last. Negative: there is no place, or another
  * core has entered a hint with the tag since the lookup. A second hint in front of that one would
  * hide it, and the first server that answers a SYN has to keep the flow. Two cores that enter hints
- * in both words at the same moment do not see each other.
+ * at the same moment, one in each word, do not see each other's.
  */
 static __always_inline int hint_room(struct hint *hint)
 {

@@ -16,8 +16,8 @@
 
 /*
  * How many of a server's flows in the state FLOW_NEW count fully. Without a flood a server has
- * fewer, because each lasts a round trip. A flood of SYNs makes many more, for which no server
- * works. Of those beyond SURE_NEW, 64 count as one, so that the flood is still spread over all
+ * fewer, because a flow is new for a round trip only. A flood of SYNs makes many more, for which no
+ * server works. Beyond SURE_NEW, every 64 count as one, so that the flood is still spread over all
  * servers.
  */
 #define SURE_NEW 16
@@ -72,7 +72,7 @@ static __always_inline __u64 not_negative(__s64 number)
 }
 
 /* The lower of two numbers below 2^63, without a branch. */
-static __always_inline __u64 lower(__u64 a, __u64 b)
+static __always_inline __u64 lower_of(__u64 a, __u64 b)
 {
 	return a - not_negative(a - b);
 }
@@ -83,9 +83,9 @@ static __always_inline __u64 established_of(__u64 flows)
 	return not_negative((__s32)flows);
 }
 
-/* The number of a server's new flows that count. `flows` is that word of the load. The load's words
- * are not read at the same moment, so the number can miss changes of other cores. If the lower half
- * of `flows` is below 0, it has borrowed 1 from the upper half. */
+/* The number of a server's new flows that count. `flows` is the load's word `flows`. The load's
+ * words are not read at the same moment, so the number can miss changes of other cores. If the
+ * lower half of `flows` is below 0, it has borrowed 1 from the upper half. */
 static __always_inline __u64 new_of(const struct load *load, __u64 flows)
 {
 	__u32 answered = (flows - (__s32)flows) >> 32;
@@ -101,8 +101,8 @@ static __always_inline __u64 next_load(const struct load *load)
 	__u64 flows = flows_of(load), new = new_of(load, flows);
 	__u64 next = established_of(flows) + 1;
 
-	next += lower(new, SURE_NEW) + (not_negative(new - SURE_NEW) >> FLOOD_SHIFT);
-	return lower(next, MOST_FLOWS);
+	next += lower_of(new, SURE_NEW) + (not_negative(new - SURE_NEW) >> FLOOD_SHIFT);
+	return lower_of(next, MOST_FLOWS);
 }
 
 #endif

@@ -38,7 +38,8 @@ static __always_inline void observe(__u64 entry, const struct load *load, __u64 
 	if (load->is_timed && is_established(from) && has_ended(to))
 		end_duration(entry);
 	/* The server has not served a flow whose second packet was the FIN. So that flow does not
-	 * tell how many flows the server can serve. */
+	 * tell how many flows the server can serve. Otherwise the ending flow itself counts, even
+	 * if the number of flows is too low for a moment. */
 	if (from == FLOW_NEW && has_ended(to))
 		count_end(entry_server(entry), 0);
 	else if (from == FLOW_ESTABLISHED && has_ended(to))

@@ -2,7 +2,7 @@
 /*
  * Rankings: which server of a service has the lowest score. Placement `infer` takes that one.
  *
- *	load  = established flows + new flows, of which 64 above SURE_NEW count as one
+ *	load  = established flows + new flows (above SURE_NEW, 64 of them count as one)
  *	delay = extra + (load + 1) * unit
  *
  * This is HLB's (l + 1) / w (section IV-B3), with unit = 1 / w. User space writes the price: unit,
@@ -47,7 +47,7 @@
 #define MAX_SCORE ((1ULL << (63 - RANK_SCORE_SHIFT)) - 1)
 /* The rank of a server that takes no new flows, and of a place without a server. */
 #define RANK_NONE (~0ULL >> 1)
-/* A ranking of all servers has fewer levels than this: 8^6 is more than MAX_SERVERS. */
+/* A ranking of all servers has no more levels than this: 8^6 is more than MAX_SERVERS. */
 #define RANK_LEVELS 6
 
 struct {
@@ -88,7 +88,7 @@ static __always_inline __u64 score_of(const struct load *load)
 
 	barrier_var(no_trials);
 	delay += (waits | load->is_away) << PRICE_SHIFT;
-	return lower(delay, MAX_SCORE) & no_trials;
+	return lower_of(delay, MAX_SCORE) & no_trials;
 }
 
 /* The rank of a server in this slot with this load. */
@@ -112,11 +112,11 @@ static __always_inline __u64 lowest_of(const struct rank_line *line)
 {
 	const volatile __u64 *node = line->node;
 
-	return lower(lower(lower(node[0], node[1]), lower(node[2], node[3])),
-		     lower(lower(node[4], node[5]), lower(node[6], node[7])));
+	return lower_of(lower_of(lower_of(node[0], node[1]), lower_of(node[2], node[3])),
+			lower_of(lower_of(node[4], node[5]), lower_of(node[6], node[7])));
 }
 
-/* How many lines hold so many nodes. */
+/* How many lines this number of nodes fills. */
 static __always_inline __u32 lines_of(__u32 nodes)
 {
 	return (nodes + RANKS_PER_LINE - 1) / RANKS_PER_LINE;

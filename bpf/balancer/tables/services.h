@@ -2,10 +2,10 @@
 /*
  * Classify: which service a packet is for. The services are in a hash table of cache lines with two
  * entries each. An entry whose line is full is in the next line with room. So nearly every search
- * ends in the line where it began, also if it finds nothing.
+ * ends in the line where it began, even if it finds nothing.
  *
- * User space changes a service's rule in place, by one store. For every other change it builds
- * another table beside this one and swaps it in.
+ * User space changes a service's rule in place, by one store. For every other change it builds a
+ * new table beside the one in force, and swaps it in.
  */
 #ifndef SEGUE_BALANCER_TABLES_SERVICES_H
 #define SEGUE_BALANCER_TABLES_SERVICES_H

@@ -37,7 +37,8 @@ func returnHook(pin string) datapath.Hook {
 }
 
 // Attach attaches the programs to the interfaces of the sides, in the order of Sides. They replace
-// the programs of an earlier process. After an error, the takeover restores these.
+// the programs of an earlier process. After an error, the takeover restores these. Attach tells, in
+// the same order, how it attached the XDP programs.
 func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
 	if err := p.Loader.Publish(t); err != nil {
 		return nil, err

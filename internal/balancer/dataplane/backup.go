@@ -96,7 +96,7 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 }
 
 // RestoreOnUndo makes an undo restore the tables before it undoes earlier steps, such as the
-// attachment of the programs. The programs before may lack features that the new rules of services
+// attachment of the programs. The earlier programs may lack features that the new rules of services
 // need. BackUp has registered the same, for an undo before this call.
 func (p *Plane) RestoreOnUndo(t *datapath.Takeover) { t.OnUndo(p.backup.restore) }
 
@@ -196,8 +196,8 @@ func (b *backup) keepCounters(slot uint32) error {
 
 // restore makes the tables as they were. Servers that were in use are restored before the services
 // that name them. All other slots are restored after these services, because until then, the
-// present services may name them. restore continues after an error, and returns all errors. Another
-// call does nothing.
+// present services may name them. restore continues after an error, and returns all errors. A
+// second call does nothing.
 func (b *backup) restore() error {
 	if b.restored {
 		return nil

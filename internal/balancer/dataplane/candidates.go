@@ -72,7 +72,7 @@ func (r *Rows) slot(server uint16) uint16 {
 	return r.slots[server]
 }
 
-// SetPresent makes a server the present one of a candidate's place.
+// SetPresent sets the present server of a place: of a candidate's number in the row of a bucket.
 func (r *Rows) SetPresent(bucket, candidate int, server uint16) { r.row(bucket)[candidate] = server }
 
 // AddFormer adds a server to the former ones of a place. The newest one must be added first.
@@ -167,16 +167,8 @@ func (r *Rows) fill(first int, words []uint64) {
 	into := slotsIn(words)
 	count := min(len(into), len(servers))
 	clear(into[count:])
-	into = into[:count]
-	if r.slots == nil {
-		copy(into, servers)
-		return
-	}
 	for i, server := range servers[:count] {
-		if server != NoServer {
-			server = r.slots[server]
-		}
-		into[i] = server
+		into[i] = r.slot(server)
 	}
 }
 
@@ -219,8 +211,8 @@ type numberedTable struct {
 	table  *ebpf.Map
 }
 
-// put puts tables into a map of maps, in place of those that have their numbers. After an error,
-// some of them may be in place. put then removes the pins of the tables that are not in place.
+// put puts tables into a map of maps, and replaces the tables that have the same numbers. After an
+// error, some new tables may be in place. put then removes the pins of the tables that are not.
 // During a takeover, the end of the takeover removes these pins.
 func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
 	err := p.putAll(outer, tables)
@@ -301,8 +293,8 @@ func innerID(outer *ebpf.Map, number uint32) (ebpf.MapID, error) {
 	return ebpf.MapID(id), err
 }
 
-// openInner opens an element of a map of maps of the instance with the directory. Its errors are
-// those of innerID and of opening the map.
+// openInner opens an element of a map of maps. The argument dir is the directory of the instance's
+// pins. The errors are those of innerID and of opening the map.
 func openInner(dir string, outer *ebpf.Map, number uint32) (*ebpf.Map, error) {
 	id, err := innerID(outer, number)
 	if err != nil {

@@ -79,9 +79,9 @@ func (t *CheckTable) Replace(checks map[uint32]Check) {
 	}
 }
 
-// Lead determines the path of calls with the mark CallMarkOf(first). The SYN goes to the server of
-// the slot first. If to is another slot, this server passes the SYN on to the server of the slot
-// to. Several goroutines may call Lead, each for other values of first.
+// Lead determines the path of calls with the mark CallMarkOf(first). Their SYN goes to the first
+// slot's server. If the argument to is another slot, the first server passes the SYN on to that
+// slot's server. Several goroutines may call Lead, each for other values of first.
 func (t *CheckTable) Lead(first, to uint32) {
 	last := uint32(0) // 1 plus a slot, or 0 for none
 	if to != first {

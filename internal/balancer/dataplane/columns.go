@@ -15,7 +15,7 @@ import (
 // install the table.
 func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 	places := int(rows.Buckets) * rows.candidates
-	// The table can have more words than these. No packet reads them.
+	// The table can have more words than these. No packet reads the others.
 	words := make([]uint64, (places+candidatesPerWord-1)/candidatesPerWord)
 	slots := slotsIn(words)
 	for bucket := range int(rows.Buckets) {

@@ -33,7 +33,7 @@ type DryRun struct {
 	}
 }
 
-// parsedDryRun is the specification of this build's dry run, as parsed.
+// parsedDryRun returns the specification of the dry run. It parses the object only once.
 var parsedDryRun = sync.OnceValues(loadDryrun)
 
 // NewDryRun loads a dry run on the given tables. Tables that are not given are empty. The constants

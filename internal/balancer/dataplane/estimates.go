@@ -38,7 +38,7 @@ type Estimate struct {
 	State infer.Saved
 }
 
-// A state must fit: this does not compile otherwise.
+// An estimator's state must fit into an element of the table: otherwise this does not compile.
 var _ [len(balancerEstimate{}.State) - infer.StateSize]byte
 
 // stored returns the form of the estimate in the table.
@@ -82,7 +82,7 @@ type EstimateTable struct {
 	stored []balancerEstimate
 }
 
-// Add adds an estimate to those that Put writes.
+// Add adds an estimate for the next call of Put.
 func (t *EstimateTable) Add(slot uint32, e *Estimate) {
 	t.slots = append(t.slots, slot)
 	t.stored = append(t.stored, e.stored())

@@ -60,7 +60,7 @@ func (r ServiceRule) features() Features {
 	return needed
 }
 
-// Features are numbered like placements. Those of persistences follow.
+// The feature of a placement has the placement's number. The features of persistences follow.
 func placementFeature(placement balancerPlacement) Features { return 1 << placement }
 
 func persistenceFeature(persistence balancerPersistence) Features {
@@ -95,10 +95,10 @@ func (f Features) mask(hintSets uint32) uint32 {
 }
 
 // Widen replaces the programs that process packets by programs that can also do what a desired
-// state needs. It does nothing if they can already. The desired state must be reloadable from the
-// one of Open. All tables and variables stay. Programs that can do more than is needed stay, too:
-// services that have changed their method keep flows of the method before. After an error, the
-// takeover restores the programs.
+// state needs. It does nothing if they can already. The desired state must differ from the one of
+// Open only in what a reload can change. All tables and variables stay. Programs that can do more
+// than is needed stay, too: services that have changed their method keep flows of the method
+// before. After an error, the takeover restores the programs.
 func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 	before := p.features
 	if p.features |= FeaturesOf(cfg); p.features == before {
@@ -127,8 +127,8 @@ func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 	return err
 }
 
-// widenSide loads the program of a side with the specification of the outside. It uses the same
-// tables and variables as the program before.
+// widenSide loads a program for a side with the specification of the outside. The program uses the
+// same tables and variables as the one before.
 func (p *Plane) widenSide(t *datapath.Takeover, spec *ebpf.CollectionSpec, number int) error {
 	if number == 1 { // the inside
 		if err := setOutside(spec, false); err != nil {
@@ -152,7 +152,7 @@ func (p *Plane) widenSide(t *datapath.Takeover, spec *ebpf.CollectionSpec, numbe
 	return nil
 }
 
-// setProgram makes a program the one of a side.
+// setProgram replaces the XDP program of a side.
 func (p *Plane) setProgram(number int, program *ebpf.Program) {
 	side := p.Sides[number]
 	side.running.Lock()

@@ -120,7 +120,8 @@ func (t *FlowCountTable) Read() *SweptCounts {
 	for attempt := 1; ; attempt++ {
 		before := atomic.LoadUint32(version)
 		counts := t.copy()
-		if before&1 == 0 && atomic.LoadUint32(version) == before || attempt == readAttempts {
+		areOfOneSweep := before&1 == 0 && atomic.LoadUint32(version) == before
+		if areOfOneSweep || attempt == readAttempts {
 			return counts
 		}
 		time.Sleep(readPause)

@@ -23,8 +23,8 @@ const (
 	// for one round trip, and lasts for many.
 	flowsPerHalfOpen = 4
 	// observedFlows is how many flows of services without a flow table are observed at once. They
-	// take one megabyte, which fits into the second-level cache. If there are more, loads are those
-	// of some of the flows.
+	// take one megabyte, which fits into the second-level cache. If there are more flows, loads
+	// count only some of them.
 	observedFlows = 1 << 16
 
 	// FlowTimeMask selects the bits of an entry that contain the time of the last packet, in ticks.
@@ -93,7 +93,7 @@ func (e FlowEntry) State() FlowState {
 	switch {
 	case state == 0 && e != 0: // a free entry is 0 as a whole
 		return FlowSilent
-	case state == FlowClosed && e&FlowByClient != 0:
+	case state == FlowClosed && e&FlowByClient != 0: // only the client has ended the flow
 		return FlowClosing
 	}
 	return state

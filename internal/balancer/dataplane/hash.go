@@ -124,8 +124,8 @@ func spread(sum uint64) uint64 {
 	return sum * goldenRatio
 }
 
-// multilinear returns a hash of an even number of words, with as many keys: multilinear in
-// bpf/net/hash.h.
+// multilinear returns a hash of an even number of words, with as many keys, and another key that is
+// added: multilinear in bpf/net/hash.h.
 func multilinear(words []uint32, keys []uint64, added uint64) uint64 {
 	sum := added
 	for i := 0; i < len(words); i += 2 {

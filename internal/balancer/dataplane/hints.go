@@ -20,7 +20,7 @@ const (
 	HintLoad = wordsPerSet * hintsPerWord / 2
 	hintBits = 64 / hintsPerWord
 	useMask  = 3
-	// columnShift and columnMask are those of HINT_COLUMN_SHIFT in hints.h.
+	// columnShift and columnMask select the column of a hint: HINT_COLUMN_SHIFT in hints.h.
 	columnShift = 5
 	columnMask  = 7
 )
@@ -106,7 +106,7 @@ func (t *HintTable) Sweep() {
 func swept(word uint64) uint64 {
 	for shift := 0; shift < 64; shift += hintBits {
 		if word>>shift&useMask == hintRecent {
-			word ^= (hintRecent ^ hintIdle) << shift
+			word ^= (hintRecent ^ hintIdle) << shift // the hint is now idle
 		} else {
 			word &^= (1<<hintBits - 1) << shift
 		}

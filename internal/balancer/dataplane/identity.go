@@ -34,7 +34,7 @@ func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
 			}
 		}
 		for i := range identity.ServiceKeys {
-			identity.ServiceKeys[i] |= 1
+			identity.ServiceKeys[i] |= 1 // all are odd
 		}
 	}
 	identity.BucketKeys = bucketKeys(seed)

@@ -40,9 +40,10 @@ func (s *lineSpace) occupy(r region) bool {
 	for i < len(s.used) && s.used[i].first < r.first {
 		i++
 	}
-	isFree := (i == 0 || s.used[i-1].end() <= r.first) &&
-		(i == len(s.used) || uint64(r.first)+uint64(r.count) <= uint64(s.used[i].first))
-	if !isFree || uint64(r.first)+uint64(r.count) > uint64(s.size) {
+	end := uint64(r.first) + uint64(r.count) // r.end() can overflow
+	overlapsBefore := i > 0 && s.used[i-1].end() > r.first
+	overlapsNext := i < len(s.used) && end > uint64(s.used[i].first)
+	if overlapsBefore || overlapsNext || end > uint64(s.size) {
 		return false
 	}
 	s.used = slices.Insert(s.used, i, r)

@@ -18,7 +18,7 @@ import (
 
 // Open loads the programs. It opens the tables that an earlier process has left pinned, or makes
 // and pins them. It attaches no program and changes no entry of a table. Open returns an error, and
-// leaves the pins as they are, if the tables have the layout of another build or other limits.
+// leaves the pins as they are, if the tables have another layout or other limits.
 func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
 	spec, err := specFor(&cfg.Node)
 	if err != nil {
@@ -81,9 +81,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog
 	return p.Loader.Pin()
 }
 
-// variant returns the values of the variables with which the programs of the outside are loaded,
-// for tables that an earlier process has left. It also stores the identity, the constants and the
-// features.
+// variant returns the values of the variables with which the programs of the outside are loaded.
+// The argument kept has the tables that an earlier process has left. variant also stores the
+// identity, the constants and the features in p.
 func (p *Plane) variant(
 	spec *ebpf.CollectionSpec, cfg *desired.Balancer, kept map[string]*ebpf.Map, log *slog.Logger,
 ) (map[string]any, error) {
@@ -111,8 +111,8 @@ func (p *Plane) variant(
 	return p.outsideVariables(spec), nil
 }
 
-// outsideVariables returns the values of the variables with which the programs are loaded that run
-// on the interface to clients. Only host_is_outside is another for the programs of node.inside.
+// outsideVariables returns the values of the variables with which the programs of the outside are
+// loaded. In the programs of the inside, only host_is_outside has another value.
 func (p *Plane) outsideVariables(spec *ebpf.CollectionSpec) map[string]any {
 	all := maps.Clone(p.Constants)
 	all[balancerVarFeatures] = p.features.mask(spec.Maps[HintsMap].MaxEntries)
@@ -170,8 +170,8 @@ func (p *Plane) mapTables() (err error) {
 // tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
 type tableSizes struct{ flows, halfOpen, hints, starts, observed uint32 }
 
-// constantsOf returns the values of the variables with which programs that use some tables and have
-// all features must be loaded. The tables have the identity and these sizes.
+// constantsOf returns the values of variables, by name, for a program that has all features and
+// uses tables with this identity and these sizes.
 func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[string]any {
 	return map[string]any{
 		balancerVarFlowTickShift:       clock.Shift,
@@ -216,7 +216,7 @@ func setOutside(spec *ebpf.CollectionSpec, outside bool) error {
 	return datapath.SetVariables(spec, map[string]any{balancerVarHostIsOutside: outside})
 }
 
-// parsed is the specification of this build's data path. Tests load many data paths.
+// parsed parses this build's data path only once, because tests load many data paths.
 var parsed = sync.OnceValues(loadBalancer)
 
 // LoadSpec returns the specification of this build's data path, and the names of its reasons by
@@ -260,8 +260,8 @@ func checkInner(dir string, kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec
 	return nil
 }
 
-// checkElement compares the layout of an element of a map of maps, if both exist. It ignores the
-// size of a candidate table, which depends on the content.
+// checkElement compares the layout of an element of a map of maps, if there is one, with spec. It
+// ignores the size of a candidate table, which depends on the content.
 func checkElement(dir string, outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	if outer == nil {
 		return nil

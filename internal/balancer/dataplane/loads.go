@@ -18,8 +18,8 @@ import (
 func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 
 // timedFlows returns how many flows are timed at once. The argument is the number of flows that the
-// flow table is made for. The result is about a sixteenth of it, and at most 65536: so many fit
-// into the second-level cache. It is a power of two.
+// flow table is made for. The result is a power of two, about a sixteenth of the argument, and at
+// most 65536: so many fit into the second-level cache.
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
@@ -59,9 +59,9 @@ func (t *LoadTable) close() error {
 	return errors.Join(errs...)
 }
 
-// Flows returns the numbers of flows of the slot's server in both flow tables: those of which one
-// packet was seen, and those that are established and not silent. A number that is below 0 for a
-// moment (bpf/balancer/tables/loads.h) is returned as 0.
+// Flows returns two numbers of flows of the slot's server in both flow tables: flows of which one
+// packet was seen, and established flows that are not silent. A number that is below 0 for a moment
+// (bpf/balancer/tables/loads.h) is returned as 0.
 func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
 	return t.numbers(slot).current()
 }
@@ -119,13 +119,13 @@ func (t *LoadTable) placed(slot uint32, n loadNumbers) (placed, answered uint32)
 		n.answered - atomic.LoadUint32(&load.AnsweredBefore)
 }
 
-// Time tells the data path whether to sample the durations of the slot's server.
-func (t *LoadTable) Time(slot uint32, isTimed bool) {
+// SetTimed tells the data path whether to sample the durations of the flows of the slot's server.
+func (t *LoadTable) SetTimed(slot uint32, isTimed bool) {
 	t.loads[slot].IsTimed = flag(isTimed)
 }
 
-// flag returns 1 for true, and 0 for false. With it, a flag is written by one store. Between two
-// stores, a packet would see the wrong value.
+// flag returns 1 for true, and 0 for false, so that one store writes a flag. Between a store of 0
+// and a store of 1, a packet could see the wrong value.
 func flag(is bool) uint8 {
 	if is {
 		return 1
@@ -133,7 +133,7 @@ func flag(is bool) uint8 {
 	return 0
 }
 
-// Durations appends the sample of the durations of the slot's server to a list, in seconds.
+// Durations appends the sample of the durations of the server's flows to a list, in seconds.
 func (t *LoadTable) Durations(slot uint32, list []float64) []float64 {
 	reservoir := &t.reservoirs[slot]
 	count := min(atomic.LoadUint32(&reservoir.Count), uint32(len(reservoir.Duration)))
@@ -176,7 +176,7 @@ func priceOf(load *balancerLoad) infer.Price {
 }
 
 // Score returns the score of the slot's server, with its position and its slot in the lowest bits
-// (ScoreTie). The data path chooses the server with the lowest.
+// (ScoreTie). The data path chooses the server with the lowest score.
 func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
 	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
@@ -258,14 +258,14 @@ func (t *LoadTable) put(slot uint32, all slotLoad) {
 	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }
 
-// putPrice replaces what user space writes of a load.
+// putPrice replaces the price of the slot's server, and whether its flows are timed.
 func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
 	t.SetPrice(slot, priceOf(load))
-	t.Time(slot, load.IsTimed != 0)
+	t.SetTimed(slot, load.IsTimed != 0)
 }
 
-// Clear sets all numbers of flows to zero: flows of one packet count as lost. Only tests call it,
-// which empty the flow tables.
+// Clear sets all numbers of flows to zero: flows of one packet count as lost. Only tests that empty
+// the flow tables call it.
 func (t *LoadTable) Clear() {
 	for slot := range t.loads {
 		n := t.numbers(uint32(slot))

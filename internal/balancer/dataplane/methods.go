@@ -98,8 +98,8 @@ func (r ServiceRule) PlacementName() (desired.Placement, desired.Selection) {
 	return desired.Placement(fmt.Sprint(uint32(number))), ""
 }
 
-// Among returns the servers that flows of the rule can be given to. It returns false if the
-// placement does not infer.
+// Among tells among which servers the rule's placement chooses. It returns false if the placement
+// does not infer.
 func (r ServiceRule) Among() (among desired.Among, infers bool) {
 	for name, number := range inferring {
 		if number == balancerPlacement(r.Methods&0xf) {

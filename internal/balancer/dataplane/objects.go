@@ -33,8 +33,8 @@ func (o *Objects) Close() error {
 	return errors.Join(o.balancerPrograms.Close(), o.Maps.Close(), o.Variables.Close())
 }
 
-// declare declares the maps of a data path with these limits. The identity comes first, because it
-// shows the role of an instance.
+// declare declares the maps of a data path with these limits. The identity is pinned first, because
+// its pin shows the role of an instance.
 func declare(limits desired.Limits) datapath.Declarations {
 	slots := serverSlots(limits.Servers)
 	return datapath.Declarations{

@@ -47,8 +47,8 @@ type Plane struct {
 	// Held are later fragments that came before the first fragment of their packet. Another
 	// goroutine owns them.
 	Held *HeldFragments
-	// Constants are the values of the variables with which programs that use these tables and have
-	// all features must be loaded, by the names of the variables.
+	// Constants are the values of variables, by name. A program that uses these tables and has all
+	// features must be loaded with them.
 	Constants map[string]any
 	Loader    datapath.Loader
 

@@ -16,7 +16,7 @@ import (
 // another port, and the next hops change to this port one by one.
 type Ports struct {
 	directory *Directory // its port 0 is not used
-	next      int
+	last      int        // the port that unused has returned last
 }
 
 // Number returns the port of an interface with its present index, MTU and MAC address. It returns
@@ -48,9 +48,9 @@ func (p *Ports) unused() (int, error) {
 		used[p.directory.Servers[i].NextHop>>48&0xff] = true
 	}
 	for range most {
-		p.next = p.next%most + 1
-		if !used[p.next] {
-			return p.next, nil
+		p.last = p.last%most + 1
+		if !used[p.last] {
+			return p.last, nil
 		}
 	}
 	return 0, fmt.Errorf("servers are reached by more than %d interfaces", most)

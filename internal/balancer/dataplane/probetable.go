@@ -58,7 +58,7 @@ func mapArray[E any](m *ebpf.Map) (memory []byte, elements []E, err error) {
 	return mapArrayFor[E](m, unix.PROT_READ|unix.PROT_WRITE)
 }
 
-// mapArrayFor maps an array map with the given protection, as mapArray does.
+// mapArrayFor does the same as mapArray, but with the given protection.
 func mapArrayFor[E any](m *ebpf.Map, protection int) (memory []byte, elements []E, err error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err = unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
@@ -118,7 +118,7 @@ func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
 
 // send probes the servers of the slots. In native mode, XDP sends the probes as it sends clients'
 // packets, with ifindex as the interface on which they arrive. In generic mode, send uses a packet
-// socket: its frames leave as frames of XDP in generic mode do, like those of the host.
+// socket: like frames of XDP in generic mode, its frames leave as the host's own frames do.
 func (t *ProbeTable) send(slots []uint32, ifindex int, mode datapath.Mode) error {
 	if len(slots) == 0 {
 		return nil

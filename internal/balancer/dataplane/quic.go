@@ -38,9 +38,9 @@ func (f balancerQuicForm) form() *desired.QUIC {
 	}
 }
 
-// QUICForms reads the forms of the connection IDs of the service with this number. There need not
-// be a former one. Both are nil if no program is attached. QUICForms returns an error if the table
-// cannot be read.
+// QUICForms reads the forms of the connection IDs of the service with this number. The former one
+// is nil if there is none. Both are nil if no program is attached. QUICForms returns an error if
+// the table cannot be read.
 func (r *Reader) QUICForms(number uint32) (present, former *desired.QUIC, err error) {
 	table, err := openAttached(r.Instance, balancerMapQuicForms)
 	if table == nil || err != nil {

@@ -29,8 +29,8 @@ const (
 // them.
 //
 // A ranking never changes its servers. If they change, a new ranking is made beside the old one,
-// and one store replaces the old one. Its lines are used again when all packets that may use them
-// have left.
+// and one store replaces the old one. The old one's lines are used again when all packets that may
+// use them have left.
 type Rankings struct {
 	plane     *Plane
 	memory    [2][]byte
@@ -175,7 +175,7 @@ func (r *Rankings) take(count uint32) (region, error) {
 }
 
 // ranks returns the ranks of the servers in these slots: the score of a server that takes new flows
-// of the service, and rankNone for another.
+// of the service, and rankNone for any other server.
 func (r *Rankings) ranks(service uint32, slots []uint32) []uint64 {
 	ranks := make([]uint64, len(slots))
 	for i, slot := range slots {

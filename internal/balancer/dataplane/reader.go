@@ -183,8 +183,8 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	return nameIn(&label), true
 }
 
-// Candidates reads the candidate table of the number. Candidates returns an error if there is no
-// such table.
+// Candidates reads the candidate table with this number. Candidates returns an error if there is
+// no such table.
 func (r *Reader) Candidates(number uint32) (Candidates, error) {
 	return readCandidates(datapath.Dir(r.Instance), r.maps.Tables, number, &r.copier)
 }

@@ -35,8 +35,8 @@ func VIPEntry(vip netip.Addr, rejects bool) ServiceEntry {
 	return entry
 }
 
-// Remove returns the entry of a VIP as it is after the removal of its last service, at a time since
-// the system was booted (BootTime). If the VIP is already removed, its entry does not change.
+// Remove returns the entry that a VIP has after the removal of its last service. The argument now
+// is the time on the clock of BootTime. If the VIP is already removed, its entry does not change.
 func (e ServiceEntry) Remove(now time.Duration) ServiceEntry {
 	if _, removed := e.Removed(); removed {
 		return e

@@ -37,6 +37,7 @@ type ServerTable struct {
 	servers []balancerServer
 }
 
+// serverTable returns the servers in a directory. Each map by slot has the same number of slots.
 func (t *Maps) serverTable(in *Directory) *ServerTable {
 	return &ServerTable{in.Servers[:t.ServerSignals.MaxEntries()]}
 }
@@ -63,11 +64,11 @@ func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[s
 
 // put fills a free slot. It writes the flags last, because they put the slot into use.
 func (t *ServerTable) put(
-	slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags,
+	slot, service uint32, address, source netip.Addr, known KnownSID, flags ServerFlags,
 ) {
 	server := &t.servers[slot]
 	server.Service = service
-	t.SetKnown(slot, known)
+	t.SetKnownSID(slot, known)
 	atomic.StoreUint64(&server.NextHop, 0)
 	server.Address = in6(address)
 	server.Source = in6(source)
@@ -87,8 +88,8 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 // NoService is a number that no service has.
 const NoService = ^uint32(0)
 
-// SetService makes the slot's server one of the service with this number, or of none: then no
-// packet of a service goes to it.
+// SetService makes the slot's server one of the service with this number. With NoService, no packet
+// of a service goes to the server.
 func (t *ServerTable) SetService(slot, service uint32) {
 	atomic.StoreUint32(&t.servers[slot].Service, service)
 }
@@ -117,14 +118,14 @@ func (t *ServerTable) TakesFlows(slot uint32) bool {
 // setRank stores 1 plus the place of the slot's server in its service's ranking. 0: it has none.
 func (t *ServerTable) setRank(slot, rank uint32) { atomic.StoreUint32(&t.servers[slot].Rank, rank) }
 
-// Known is what packets of known flows ask of a server.
-type Known struct {
+// KnownSID is what packets of known flows ask of a server: a function and its argument.
+type KnownSID struct {
 	Function srv6.Function
 	Argument uint64 // at most srv6.MaxArgument
 }
 
-// SetKnown sets what packets of known flows ask of the slot's server.
-func (t *ServerTable) SetKnown(slot uint32, known Known) {
+// SetKnownSID sets what packets of known flows ask of the slot's server.
+func (t *ServerTable) SetKnownSID(slot uint32, known KnownSID) {
 	low := uint64(known.Function)<<48 | known.Argument // as in a SID, in network order
 	atomic.StoreUint64(&t.servers[slot].KnownSid, bits.ReverseBytes64(low))
 }
@@ -173,8 +174,8 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
 }
 
-// restore makes a slot as it was. If the slot was in use, it still has the same server, and only
-// its flags, its next hop, its function, its rank and its varied sources can differ.
+// restore gives a slot its earlier content. If the slot was in use, it still has the same server,
+// and only its flags, its next hop, its function, its rank and its varied sources can differ.
 func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	if server.Flags == 0 { // it was not in use: packets must not see a mixture
 		t.SetFlags(slot, 0)

@@ -94,28 +94,9 @@ const unusedFlags = FlagDrained | FlagFailing | FlagLeaving | FlagStarting | Fla
 // server keeps the flags that tell whether it gets new flows: packets use its candidate table
 // meanwhile, and the process may end before it knows again whether the server is unfit. A new or
 // retired server gets FlagFailing. Claim returns an error if no slot is free.
-func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFlags) (uint32, error) {
-	slot, ok := s.byKey[key]
-	if ok {
-		delete(s.retired, slot)
-		if s.plane.Servers.servers[slot].Service != service {
-			if err := s.plane.removeSender(slot); err != nil {
-				return 0, err
-			}
-		}
-		s.plane.Servers.servers[slot].Service = service
-		s.plane.Servers.SetKnown(slot, known)
-		present := s.plane.Servers.Flags(slot)
-		if present&FlagInUse == 0 { // the slot was retired
-			flags |= FlagFailing
-			if err := s.plane.forgetLoad(slot); err != nil {
-				return 0, err
-			}
-		} else {
-			flags = flags&^FlagDrained | present&unusedFlags
-		}
-		s.plane.Servers.SetFlags(slot, flags)
-		return slot, s.plane.addSender(slot)
+func (s *Slots) Claim(key ServerKey, service uint32, known KnownSID, flags ServerFlags) (uint32, error) {
+	if slot, ok := s.byKey[key]; ok {
+		return slot, s.renew(slot, service, known, flags)
 	}
 	slot, err := s.free()
 	if err != nil {
@@ -130,6 +111,29 @@ func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFl
 	s.plane.Servers.put(slot, service, key.Address, key.Source, known, flags|FlagFailing)
 	s.byKey[key], s.bySlot[slot] = slot, key
 	return slot, s.plane.addSender(slot)
+}
+
+// renew is the part of Claim for a server that has a slot.
+func (s *Slots) renew(slot, service uint32, known KnownSID, flags ServerFlags) error {
+	delete(s.retired, slot)
+	if s.plane.Servers.servers[slot].Service != service {
+		if err := s.plane.removeSender(slot); err != nil {
+			return err
+		}
+	}
+	s.plane.Servers.servers[slot].Service = service
+	s.plane.Servers.SetKnownSID(slot, known)
+	present := s.plane.Servers.Flags(slot)
+	if present&FlagInUse == 0 { // the slot was retired
+		flags |= FlagFailing
+		if err := s.plane.forgetLoad(slot); err != nil {
+			return err
+		}
+	} else {
+		flags = flags&^FlagDrained | present&unusedFlags
+	}
+	s.plane.Servers.SetFlags(slot, flags)
+	return s.plane.addSender(slot)
 }
 
 // CheckRoom returns an error if the wanted servers need more slots than there are free ones. Slots
@@ -202,8 +206,8 @@ func (s *Slots) retire(slot uint32) error {
 	return errors.Join(s.plane.removeSender(slot), s.plane.forgetEstimate(slot))
 }
 
-// RetireOthers retires all servers except those in the held slots. The next packets of their flows
-// are placed anew. RetireOthers returns an error if a table cannot be changed.
+// RetireOthers retires the servers in all slots that are not held. The next packets of the retired
+// servers' flows are placed anew. RetireOthers returns an error if a table cannot be changed.
 func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	for slot := range s.bySlot {
 		if held[slot] || s.IsRetired(slot) {

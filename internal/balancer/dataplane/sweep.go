@@ -62,7 +62,7 @@ type Sweeper struct {
 	servers []SweptServer // by slot, and one more for all higher slots
 }
 
-// parsedSweeper is the specification of this build's sweep, as parsed.
+// parsedSweeper returns the specification of the program. It parses the object only once.
 var parsedSweeper = sync.OnceValues(loadSweeper)
 
 // newSweeper loads the program for the flow tables of the objects.
@@ -129,9 +129,9 @@ func (s *Sweeper) close() error {
 	return err
 }
 
-// Sweep frees the entries of all flow tables that have reached their lifetimes, and counts the
-// others. The lifetimes are by slot. Entries of all other slots are freed. Packets can change the
-// tables meanwhile. An entry that changes during the sweep stays.
+// Sweep frees the entries that have reached their lifetimes, in all flow tables, and counts the
+// others. The lifetimes are by slot. Entries of slots without lifetimes are freed. Packets can
+// change the tables meanwhile. An entry that changes during the sweep stays.
 //
 // Sweep returns the numbers of the entries that it has kept, by slot, up to the highest slot with
 // lifetimes. The next sweep overwrites them. Sweep returns an error if the program cannot be run.

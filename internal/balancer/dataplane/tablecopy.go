@@ -28,10 +28,10 @@ type tableCopier struct {
 	memory  []byte
 }
 
-// parsedCopier is the specification of this build's program, as parsed.
+// parsedCopier returns the specification of the program. It parses the object only once.
 var parsedCopier = sync.OnceValues(loadCopier)
 
-// nameCopiedWords gives the section of the words its name and its size.
+// nameCopiedWords gives the map of the words its name and its size.
 func nameCopiedWords(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, copiedWordsSection, copiedWordsMap, copiedSize)
 }
@@ -63,8 +63,8 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 	return nil
 }
 
-// read fills words with those at the beginning of a candidate table. It returns an error if the
-// table has fewer words.
+// read copies the beginning of a candidate table to words. It returns an error if the table has
+// fewer words.
 func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
 	for first := 0; first < len(words); first += copiedWords {
 		part := words[first:min(first+copiedWords, len(words))]

@@ -93,9 +93,9 @@ func placementOf(
 	return rule.PlacementName()
 }
 
-// inferred reads what is known of the load of the slot's server. It also sets the age of the
-// service's estimates.
-func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error) {
+// inferred reads what is known of the load of the slot's server. It also makes service.Age the age
+// of the service's last estimate.
+func (v *View) inferred(slot uint32, service *InferenceState) (*InferredServer, error) {
 	s := v.loadOf(slot)
 	estimate, ok, err := v.tables.Estimates.Of(slot)
 	if !ok || err != nil {
@@ -105,8 +105,8 @@ func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error
 	if err != nil {
 		return s, err
 	}
-	if age := (now - estimate.Time).Seconds(); of.Age == nil || age < *of.Age {
-		of.Age = &age
+	if age := (now - estimate.Time).Seconds(); service.Age == nil || age < *service.Age {
+		service.Age = &age
 	}
 	s.Estimate = &EstimateState{
 		Capacity: known(estimate.Capacity), Weight: known(estimate.Weight),

@@ -148,8 +148,8 @@ func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount
 	}
 }
 
-// collectServers omits servers that are no longer configured. During a reload, a server whose
-// address changes has two slots. Its metrics are then those of the first slot.
+// collectServers collects the metrics of services and their configured servers. During a reload, a
+// server whose address changes has two slots. Its metrics are then those of the first slot.
 func collectServers(out chan<- prometheus.Metric, services []*ServiceState) {
 	for _, service := range services {
 		seen := map[string]bool{}

@@ -332,10 +332,12 @@ func (v *View) server(
 		server.Flows = &flows.Flows
 	}
 	if service.Inference != nil {
-		server.Inferred, err = v.inferred(slot, service.Inference)
+		if server.Inferred, err = v.inferred(slot, service.Inference); err != nil {
+			return nil, err
+		}
 	}
 	if !service.Placement.Method().ServersDecide {
-		return server, err
+		return server, nil
 	}
 	signals, err := v.tables.ServerSignals(slot)
 	if err != nil {
@@ -419,9 +421,9 @@ func interfaceNames() map[int]net.Interface {
 	return byIndex
 }
 
-// addShares sets the share of each server in the buckets of the service's candidate table: of the
-// buckets whose new flows it gets, or is offered first. Services that infer, or that have no table,
-// have no shares.
+// addShares sets the share of each server of the service: the part of the buckets whose new flows
+// it gets, or is offered first. Services that infer, or that have no candidate table, have no
+// shares.
 func (v *View) addShares(service *ServiceState) error {
 	if service.Buckets == 0 || service.Inference != nil {
 		return nil
@@ -445,7 +447,7 @@ func (v *View) addShares(service *ServiceState) error {
 // flows (list_taking in bpf/balancer/tables/candidates.h). For a row without such a server, the
 // result depends on the service:
 //
-//   - usually it contains the server of the next row;
+//   - usually it contains the server of the next row that has one;
 //   - if flows must stay in their rows, it contains the first server of the row that can be reached
 //     (list_own_row), or lacks the row if there is none;
 //   - under round-robin, where a row is a turn, it lacks the row.
@@ -460,10 +462,10 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 		tried = 1
 	}
 	firstOf := func(bucket uint32, wanted []bool) uint32 {
-		first := bucket * uint32(service.Candidates) * uint32(service.Sets)
+		start := bucket * uint32(service.Candidates) * uint32(service.Sets)
 		for i := range tried {
 			// After the service was read, a smaller table may have replaced this one.
-			if slot, ok := table.At(first + i); ok && wanted[slot] {
+			if slot, ok := table.At(start + i); ok && wanted[slot] {
 				return slot
 			}
 		}

@@ -47,7 +47,7 @@ type Trace struct {
 	// a service that hunts, Placement is set for all flows.
 	Placement *TracedPlacement `json:"placement"`
 	// Course lists the servers that the packet visits, and what it asks of each, in the order of
-	// travel. If the candidates are random, it contains at most the drained server of the flow.
+	// travel. If the candidates are random, it contains at most the holder of the flow.
 	Course []TracedSegment `json:"course"`
 	// Server is the server that gets the packet first.
 	Server *TracedServer `json:"server"`
@@ -191,7 +191,8 @@ func (v *View) decide(p Packet) (d *dataplane.Decision, sent []byte, err error) 
 		}
 	}
 	frame := frameOf(p)
-	if err := v.dryRun.SetHost([6]byte(frame), 0, 0); err != nil {
+	destination := [6]byte(frame) // as the host's own address, so that the frame is for the host
+	if err := v.dryRun.SetHost(destination, 0, 0); err != nil {
 		return nil, nil, err
 	}
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+longestHeaders)}
@@ -334,9 +335,10 @@ func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 // hints.
 func (v *View) describeHint(d *dataplane.Decision, t *Trace) *TracedHint {
 	persistence := d.Rule.PersistenceName().Method()
-	// Packets with timestamps carry cookies. Under stateless, hints are only for other packets.
-	byCookie := persistence.HasCookies && (d.HasCookie != 0 || t.Echo != nil || !v.tables.HasHints())
-	if !persistence.ByColumn || byCookie {
+	carriesCookie := d.HasCookie != 0 || t.Echo != nil // packets with timestamps carry cookies
+	// Under stateless, hints are only for packets without cookies.
+	isByCookie := persistence.HasCookies && (carriesCookie || !v.tables.HasHints())
+	if !persistence.ByColumn || isByCookie {
 		return nil
 	}
 	use, column := dataplane.ReadHint(d.Hint)
@@ -496,8 +498,8 @@ func columnOf(at dataplane.DecidedSegment) *int {
 	return &offer.Column
 }
 
-// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It
-// can vary by flow (node.tunnel-sources).
+// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. The
+// source can vary by flow (node.tunnel-sources).
 func (e *TracedEncapsulation) readSource(sent []byte) {
 	const source, destination, end = ethernetHeader + 12, ethernetHeader + 16, ethernetHeader + 20
 	if !e.Destination.Is4() || len(sent) < end ||
@@ -509,8 +511,8 @@ func (e *TracedEncapsulation) readSource(sent []byte) {
 
 // describeEncapsulation describes the encapsulation of a packet of a flow. The packet visits the
 // servers in all. With GRE and IPIP, it goes from the balancer's address to the first of them. With
-// SRv6, it goes to the first segment. With srv6-insert, it keeps the client's source address, and
-// the last segment is the VIP.
+// SRv6, it goes to the SID of the first one. With srv6-insert, it keeps the client's source
+// address, and the last segment is the VIP.
 func (v *View) describeEncapsulation(
 	d *dataplane.Decision, flow dataplane.Flow, all []dataplane.DecidedSegment,
 ) *TracedEncapsulation {

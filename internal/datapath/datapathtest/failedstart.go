@@ -16,12 +16,12 @@ import (
 // failingCall is the environment variable with the number of the system call that fails.
 const failingCall = "SEGUE_TEST_FAILING_CALL"
 
-// failed is what a process prints if the call has failed.
+// failed is the output of a process in which the call has failed.
 const failed = "failed"
 
 // StartFailing is called in a process that RunFailing has started. It starts a data path by the
-// function start, in which a system call fails. If the start succeeds nevertheless, StartFailing
-// ends the data path by the function that start has returned.
+// function start, and makes a system call of start fail. If start succeeds nevertheless,
+// StartFailing ends the data path by the function that start has returned.
 func StartFailing(start func() (end func() error, err error), others ...uint32) error {
 	call, err := strconv.Atoi(os.Getenv(failingCall))
 	if err != nil {
@@ -66,7 +66,7 @@ func RunFailing(
 type Starts struct {
 	// Start starts a process with a configuration, as RunFailing does.
 	Start func(number, call int) (refusal string, reached bool)
-	// State reads what a failed start must not change.
+	// State reads the state that a failed start must not change.
 	State func() State
 	// Check checks the data path after a start. It gets the configuration of the next process.
 	Check func(when string, next int, tookOver bool)
@@ -92,8 +92,8 @@ func (s Starts) FailAtSteps(t testing.TB, step, number int) {
 		when := fmt.Sprintf("call %d failed: %s", call, refusal)
 		if refusal == "" {
 			s.Check(when, 1-number, true)
-			// The call may have kept the start from removing a pin. Every later start removes it,
-			// also one that fails.
+			// The call may have kept the start from removing a pin. Any later start removes it, even
+			// one that fails. So another start precedes the next reading of the state.
 			s.Start(number, 0) // 0: no call fails
 			number = 1 - number
 			before = s.State()

@@ -66,7 +66,7 @@ func Reusing(
 			if err != nil {
 				return err
 			}
-			if loaded, is := begun.LoadAndDelete(id); is {
+			if loaded, ok := begun.LoadAndDelete(id); ok {
 				return CopyObjects(objects, loaded)
 			}
 		}
@@ -151,7 +151,7 @@ func emptyMap(m *ebpf.Map) error {
 	}
 }
 
-// readAll reads what is in a ring buffer.
+// readAll reads all records in a ring buffer.
 func readAll(m *ebpf.Map) error {
 	r, err := ringbuf.NewReader(m)
 	if err != nil {
@@ -242,7 +242,7 @@ func UsedMaps[T any](t testing.TB, objects *T, except *ebpf.Map) (used []string)
 }
 
 // hasContent tells whether a map has content. In an array, that is an element other than zeros. In
-// a ring buffer, it is unread bytes. In another map, it is any element. For storages of sockets,
+// a ring buffer, it is unread bytes. In any other map, it is an element. For storages of sockets,
 // hasContent returns false.
 func hasContent(m *ebpf.Map) (bool, error) {
 	switch m.Type() {

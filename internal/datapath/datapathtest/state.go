@@ -65,8 +65,8 @@ func ReadMaps(t testing.TB, all map[string]*ebpf.Map) State {
 	return s
 }
 
-// describe returns what State contains of a map, a program or a link. It returns an error for
-// another object.
+// describe returns the part of a State for a map, a program or a link. It returns an error for any
+// other object.
 func describe(object pin.Pinner) (map[string][]byte, error) {
 	switch object := object.(type) {
 	case *ebpf.Map:

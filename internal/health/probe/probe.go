@@ -30,9 +30,8 @@ const (
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
 	// UnansweredOffers is the least score with which a server is suspect. A server reaches it by
-	// this many offers in a row without an answer. A server is also suspect if it has accepted no
-	// connection while its equal share of the service's connections was at least UnansweredOffers,
-	// and the service has lost at least half as many connections as this share (see share).
+	// this many offers in a row without an answer. It is also the least share of the service's
+	// connections with which a server is suspect if it has accepted none of them (see share).
 	UnansweredOffers = 20
 	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3
@@ -182,8 +181,8 @@ func (p *Prober) Run(ctx context.Context) error {
 }
 
 // Replace does the work of SetTargets. While the prober runs, only Run may call it. A target that
-// differs from a former one in Fault at most keeps its state. The data path forgets the slots that
-// no target has any more. Replace returns the findings that differ from the targets' Fault.
+// equals a former one in all but Fault keeps its state. The data path forgets the slots that no
+// target has any more. Replace returns the findings that differ from the targets' Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
@@ -215,12 +214,12 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 // addTo adds a server to the service of this name. Replace makes all services anew, so their
 // outcomes begin at 0. The outcomes that the server has seen must begin at 0, too.
 func (p *Prober) addTo(name string, s *server) {
-	all := p.services[name]
-	if all == nil {
-		all = new(service)
-		p.services[name] = all
+	svc := p.services[name]
+	if svc == nil {
+		svc = new(service)
+		p.services[name] = svc
 	}
-	all.servers = append(all.servers, s)
+	svc.servers = append(svc.servers, s)
 	s.share.seen = outcomes{}
 }
 

@@ -35,8 +35,8 @@ type server struct {
 	reached     int     // successive calls with an answer
 	unreached   int     // successive calls without an answer, by the server's fault
 	unheard     bool
-	// accused are the servers through which calls to this server went, and had no answer. If this
-	// server answers a call that goes to it directly, the fault was theirs.
+	// accused are the servers through which calls to this server went without an answer. If this
+	// server answers a call that goes to it directly, the accused were at fault.
 	accused []*server
 }
 
@@ -105,7 +105,7 @@ func (s *server) noteSignals(now uint64) {
 // A refused connection may be lost at the next server, and then clients repeat their SYN. So among
 // two or three servers, one that does not answer makes most offers of the others look unanswered.
 // Then all of them are suspect, and calls tell which one is the cause.
-func (s *server) noteOffers(now Offers, all *service) {
+func (s *server) noteOffers(now Offers, svc *service) {
 	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
 	newTaken := now.Taken - s.offers.Taken
 	s.offers = now
@@ -123,14 +123,14 @@ func (s *server) noteOffers(now Offers, all *service) {
 		s.pending = newOffers - min(newOffers, newAnswers)
 		s.score += float64(lost) - answerWorth*float64(newAnswers)
 		s.score = min(max(0, s.score), UnansweredOffers)
-		all.add(outcomes{newTaken, lost})
+		svc.add(outcomes{newTaken, lost})
 		if newTaken > 0 {
 			s.share.forget()
 		} else if newOffers > 0 { // otherwise it may be drained
-			s.share.add(all.outcomes, len(all.servers))
+			s.share.add(svc.outcomes, len(svc.servers))
 		}
 	}
-	s.share.seen = all.outcomes
+	s.share.seen = svc.outcomes
 }
 
 // isSuspect tells whether too many offers are unanswered.
@@ -153,19 +153,20 @@ func (s *server) acquit() {
 // needsCall tells whether a call is needed, to test whether the server answers offers and passes
 // them on. Calls go on until the server is acquitted.
 func (s *server) needsCall() bool {
-	return s.probed == None && s.call == nil &&
-		(s.unheard || s.nextThrough || s.reached+s.unreached > 0 || s.isSuspect())
+	hasBegun := s.unheard || s.nextThrough || s.reached+s.unreached > 0
+	return s.probed == None && s.call == nil && (hasBegun || s.isSuspect())
 }
 
 // noteCall records the result of a call. If a call to the server and a call through it both have an
 // answer, the suspicion and the fault Unheard end. If Fall calls in a row have no answer, the
 // server is Unheard, unless too many servers of the service do not answer calls.
 //
-// If a call through the server has no answer, the cause may be its peer. So the peer is called,
-// too, and the failure counts for the server only if the peer answers.
-func (s *server) noteCall(err error, all *service) {
+// If a call through the server has no answer, the cause may be its peer. If the last call to the
+// peer had an answer, the failure counts for the server. Otherwise the peer is called, and the
+// failure counts for the server only if the peer answers.
+func (s *server) noteCall(err error, svc *service) {
 	if s.peer == nil {
-		s.judgeAccused(err == nil, all)
+		s.judgeAccused(err == nil, svc)
 	}
 	switch {
 	case errors.Is(err, ErrUntried): // nothing is known about the server, so it gets offers again
@@ -174,10 +175,10 @@ func (s *server) noteCall(err error, all *service) {
 		}
 	case err == nil:
 		s.unreached = 0
-		all.withdraw(s)
+		svc.withdraw(s)
 		s.reached++
 		s.nextThrough = !s.nextThrough
-		if s.reached >= Rise {
+		if s.reached >= Rise { // a call to the server, and one through it
 			s.acquit()
 		}
 	default:
@@ -185,16 +186,16 @@ func (s *server) noteCall(err error, all *service) {
 		if s.peer != nil && s.peer.reached == 0 {
 			s.peer.accuse(s)
 		} else {
-			s.fail(all)
+			s.fail(svc)
 		}
 	}
 }
 
 // fail counts a call that had no answer by the server's fault. After Fall such calls in a row, the
 // server is Unheard, unless too many servers of the service do not answer calls.
-func (s *server) fail(all *service) {
+func (s *server) fail(svc *service) {
 	s.unreached++
-	if s.unreached >= Fall && !all.isOverloaded() {
+	if s.unreached >= Fall && !svc.isOverloaded() {
 		s.unheard = true
 	}
 }
@@ -211,10 +212,10 @@ func (s *server) accuse(through *server) {
 // judgeAccused uses the result of a call to this server itself. If this server answers, the accused
 // are at fault: calls through them to this server had no answer, and these calls now count against
 // them. In any case, judgeAccused then forgets the accused.
-func (s *server) judgeAccused(answers bool, all *service) {
+func (s *server) judgeAccused(answers bool, svc *service) {
 	if answers {
 		for _, through := range s.accused {
-			through.fail(all)
+			through.fail(svc)
 		}
 	}
 	s.accused = nil

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// mutantsPerInput is the number of mutants that are compared one after the other. So many packets
-// can lead a flow through the states of a flow table.
+// mutantsPerInput is the number of mutants that are compared one after the other. They are enough
+// to lead a flow through the states of a flow table.
 const mutantsPerInput = 15
 
 // Fuzz fuzzes a data path and its reference. The function compare passes frames to both. An input
@@ -50,7 +50,7 @@ func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	}
 	for n := 0; n < *leastInputs || len(missing()) > 0; n++ {
 		if n >= mostInputs && n >= *leastInputs {
-			t.Fatalf("no mutant left as %v", missing())
+			t.Fatalf("no mutant had the results %v", missing())
 		}
 		try(t, fuzzer, captures[rand.IntN(len(captures))], rand.Uint64(), captures, compare)
 		if t.Failed() {

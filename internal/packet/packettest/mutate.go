@@ -200,7 +200,7 @@ func (m *mutant) insertHeader() {
 	switch kind {
 	case 43: // segment routing: type 4, segments left, last entry
 		header[2], header[3], header[4] = 4, byte(max(0, m.IntN(4)-2)), byte(m.IntN(3))
-	case 44: // fragment: offset, and the flag that more follow
+	case 44: // fragment: a reserved byte, then the offset with the flag that more follow
 		header, header[1] = header[:8], byte(m.IntN(2))
 		binary.BigEndian.PutUint16(header[2:], []uint16{0, 0, 0, 1, 2, 6, 8, 0xfff8}[m.IntN(8)])
 	default:

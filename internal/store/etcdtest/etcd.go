@@ -61,8 +61,8 @@ func StartAt(t testing.TB, listen, scheme string, flags ...string) *Server {
 	return s
 }
 
-// FreePort returns a local address with a port that nobody uses. The kernel does not give such a
-// port to others while a server is down: they are below those of net.ipv4.ip_local_port_range.
+// FreePort returns a local address with a port that nobody uses. While a server is down, the kernel
+// gives its port to no other socket, because the port is below net.ipv4.ip_local_port_range.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	const first, count, attempts = 20000, 12000, 100
@@ -127,8 +127,8 @@ func (s *Server) Run() {
 	}
 }
 
-// start starts the process so that it does not outlive a test that is killed. It ends with the
-// thread that has started it (prctl(2)), so this thread does nothing else.
+// start starts the process so that it does not outlive a test that is killed. The process ends with
+// the thread that has started it (prctl(2)), so this thread does nothing else.
 func (s *Server) start() error {
 	started := make(chan error, 2)
 	s.ended = make(chan struct{})
@@ -195,7 +195,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// runs tells whether a thread has not stopped. The argument is a pattern of files
+// runs tells whether at least one thread is not stopped. The argument is a pattern of files
 // (proc_pid_stat(5)).
 func runs(stats string) bool {
 	files, _ := filepath.Glob(stats)

@@ -99,7 +99,7 @@ func (p *Proxy) Heal() {
 	}
 }
 
-// Redirect makes the proxy lead to another server, and ends the connections to the one before.
+// Redirect makes the proxy lead to another server, and ends the connections to the former server.
 func (p *Proxy) Redirect(to *Server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

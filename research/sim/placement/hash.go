@@ -52,8 +52,8 @@ func bucket(f *sim.Flow, buckets int) int {
 	return int(lower * uint64(buckets) >> 32)
 }
 
-// tableCache keeps the last table of a placement with its parameters, so that balancers and runs
-// with the same servers share it.
+// tableCache keeps the table that a method built last, so that balancers and runs with the same
+// servers share it.
 type tableCache struct {
 	mutex   sync.Mutex
 	servers *sim.Server // the first server, which identifies the configuration

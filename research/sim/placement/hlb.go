@@ -141,7 +141,7 @@ func (p *hlb) weigh() {
 	}
 }
 
-// MembershipChanged forgets what is known about servers that are added, perhaps again.
+// MembershipChanged forgets what is known about servers that become live.
 func (p *hlb) MembershipChanged() {
 	was := slices.Clone(p.live)
 	p.byScore.MembershipChanged()

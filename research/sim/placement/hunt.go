@@ -19,8 +19,8 @@ type Hunt struct {
 	Candidates int `yaml:"candidates"`
 	// Buckets is the number of buckets of the table. 0 stands for tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
-	// Random makes any servers candidates, as in SRLB. Otherwise the candidates are those of the
-	// bucket, as in 6LB.
+	// Random makes random servers the candidates, as in SRLB. Otherwise the candidates are those of
+	// the bucket, as in 6LB.
 	Random bool `yaml:"random"`
 	// Weighted gives servers weights in the table by their capacities (TableWeights). Otherwise all
 	// have the same weight.
@@ -85,7 +85,7 @@ type SRDyn struct {
 	// Limit is the paper's n, the maximum threshold. 0 stands for the number of flows that the
 	// server serves at once: its processors with FIFO, and otherwise its workers. If the workers
 	// have no limit, the threshold has none. The policy compares the threshold with all open flows
-	// of a server, also those that wait. So a server accepts flows that wait only if n is larger.
+	// of a server, also those that wait. So flows can wait on a server only with a larger n.
 	Limit int `yaml:"limit"`
 }
 
@@ -107,9 +107,9 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	}, uint32(m.Limit)}, err
 }
 
-// perServer gives each server an accept policy of its own. The policy takes all open flows for busy
-// workers. It takes the field capacity for the number of workers or, if the field is 0, the limit
-// of the server's workers.
+// perServer gives each server an accept policy of its own. The policy counts all open flows as busy
+// workers. The number of workers is the field capacity or, if the field is 0, the limit of the
+// server's workers.
 type perServer struct {
 	policy   func(*sim.Host) accept.Policy
 	capacity uint32
@@ -163,8 +163,8 @@ type Least struct {
 	ReportOthers ReportOthers `yaml:"report-others"`
 	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
 	Coded bool `yaml:"coded"`
-	// IgnoreIdle lets servers not count connections that are answered and kept open, as with the
-	// load source apache-scoreboard. Otherwise they count, as with the load source connections.
+	// IgnoreIdle makes servers ignore connections that are answered and kept open, as with the load
+	// source apache-scoreboard. Otherwise such connections count, as with the load source connections.
 	IgnoreIdle bool `yaml:"ignore-idle"`
 	// Spare is the number of servers that a balancer remembers because they last reported a free
 	// processor. They need not be in the flow's bucket (accept.Spare). The most recent one gets
@@ -286,7 +286,7 @@ const meanGain = 0.01
 // Place orders all candidates by their estimated loads, and offers the flow to the first of them,
 // up to Chain. A spare server can then get the last place.
 func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
-	clear(offer.Loads[:]) // Accepted recognises servers that wrote no load by CPUs = 0
+	clear(offer.Loads[:]) // by CPUs = 0, Accepted recognises servers that wrote no load
 	p.Placement.Place(f, offer)
 	rank := p.rank[:offer.N]
 	for i, s := range offer.Servers[:offer.N] {

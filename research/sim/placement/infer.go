@@ -13,7 +13,7 @@ import (
 )
 
 // Infer does what the balancer does: an infer.Estimator polls the counters of the data path, and
-// the data path ranks servers by its fixed-point prices.
+// the data path ranks servers by the fixed-point prices of the estimator.
 type Infer struct {
 	// Kind is the kind of the estimator.
 	Kind infer.Kind `yaml:"kind"`
@@ -166,7 +166,7 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 		c.New--
 		return
 	}
-	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the server's flows, with this one
+	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the server's number of flows, this included
 	c.Established--
 	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
 }

@@ -31,9 +31,9 @@ type Own struct {
 // Count tells from which event on a flow is counted.
 type Count string
 
-// A flow is counted from the client's first acknowledgement (""), or from its SYN, when its server
-// is chosen. HLB counts established flows for all placements that it compares (sections I-B and
-// VI-D2), so that a flood of SYNs is not counted (section IV-A2).
+// A flow is counted from the client's first acknowledgement (connected, the default), or from its
+// SYN, when its server is chosen (placed). HLB counts established flows for all placements that it
+// compares (sections I-B and VI-D2), so that a flood of SYNs is not counted (section IV-A2).
 const (
 	CountConnected Count = "connected"
 	CountPlaced    Count = "placed"
@@ -44,9 +44,9 @@ func (c Count) validate() error { return oneOf("count", c, "", CountPlaced, Coun
 // Ties tells which of several servers with the same score gets a flow.
 type Ties string
 
-// The server is chosen at random (""), or it is the first in an order: that of the configuration, a
-// random order of the balancer's own, or that of infer.Order, which begins with the balancer's home
-// servers.
+// The server is chosen at random (the default), or it is the first in an order: that of the
+// configuration, a random order of the balancer's own, or that of infer.Order, which begins with
+// the balancer's home servers.
 const (
 	TiesRandom Ties = "random"
 	TiesFirst  Ties = "first"

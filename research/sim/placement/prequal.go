@@ -14,7 +14,8 @@ import (
 // Prequal is the rule of "Load is not what you should balance: Introducing Prequal" (Wydrowski,
 // Kleinberg, Rumble and Archer, NSDI 2024). With each flow a balancer sends probes. It keeps the
 // answers in a pool, uses each several times, and chooses among them by the hot-cold lexicographic
-// rule. The paper's rules for changes of the servers are left out, because it does not state them.
+// rule. The paper's rules for changes of the servers are left out, because the paper does not
+// state them.
 type Prequal struct {
 	// Probes is the number of random servers that are probed with each flow, the paper's r_probe.
 	// It must be above 0, and may be less than 1.
@@ -121,7 +122,7 @@ func (p *prequal) use(at int) int32 {
 func (p *prequal) choose(worst bool) int {
 	hot, chosen := p.hot(), 0
 	for i := 1; i < len(p.pool); i++ {
-		if better := p.pool[i].before(&p.pool[chosen], hot); better != worst {
+		if better := p.pool[i].before(&p.pool[chosen], hot); better != worst { // for worst: not better
 			chosen = i
 		}
 	}
@@ -175,9 +176,9 @@ func (p *prequal) Probed(server int32, load sim.Load) {
 	p.pool = append(p.pool, answer{server, p.reuse(), load.Open, load.Latency, p.b.Now()})
 }
 
-// reuse returns how often an answer may be used, b_reuse of the paper (section 4). With the mean
-// number of uses, the pool stays full. The result is the whole number above or below the mean, at
-// random.
+// reuse returns how often an answer may be used, b_reuse of the paper (section 4): the number of
+// uses with which the pool stays full. Between two whole numbers, reuse chooses one of them at
+// random, so that the mean is right.
 func (p *prequal) reuse() int32 {
 	m := p.m
 	uses := math.Inf(1)
@@ -200,7 +201,7 @@ func (p *prequal) MembershipChanged() {
 	})
 }
 
-// latencyPolicy lets servers take all flows, and estimate their latency for probes.
+// latencyPolicy lets servers take all flows, and estimate latencies for probes.
 type latencyPolicy struct{}
 
 // New implements sim.Policy.

@@ -70,14 +70,14 @@ var specs = map[string]func() Spec{
 
 func polled() Polled { return Polled{Interval: defaultInterval} }
 
-// hlbDefaults returns HLB that compares so many random servers for each flow, or all servers if
-// choices is 0. Ties are broken at random, because the paper does not say how.
+// hlbDefaults returns HLB. For each flow, it compares the given number of random servers, or all
+// servers if choices is 0. Ties are broken at random, because the paper does not say how.
 func hlbDefaults(choices int) *HLB {
 	return &HLB{Own: Own{Choices: choices, Ties: TiesRandom}, Weights: Weights{Interval: defaultInterval}}
 }
 
-// Named returns a placement with its default parameters. A placement that the balancer also has
-// goes by its name in the balancer's configuration. For an unknown name, the error lists all names.
+// Named returns a placement with its default parameters. A placement of real balancers
+// has the same name as in their configuration. For an unknown name, the error lists all names.
 func Named(name string) (Spec, error) {
 	if spec, ok := specs[name]; ok {
 		return spec(), nil

@@ -68,8 +68,8 @@ func (p *byTruth) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// GSQ takes the server with the fewest flows of all balancers. GSQ2 compares two random servers
-// (HLB, section I-B).
+// GSQ takes the server with the fewest flows, those of all balancers together. GSQ2 compares two
+// random servers (HLB, section I-B).
 type GSQ struct {
 	Queues `yaml:",inline"`
 }

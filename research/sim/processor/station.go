@@ -104,7 +104,7 @@ func (s *Station[Job]) Remove(now float64) Job {
 // Len returns the number of jobs, in service and waiting.
 func (s *Station[Job]) Len() int { return s.inService.Len() + len(s.waiting) }
 
-// SetColocated has other work on the same host take a share of each core, from 0 to less than 1.
+// SetColocated lets other work on the same host take a share of each core, from 0 to less than 1.
 // The speed that is left is (1 - share) of the whole speed.
 func (s *Station[Job]) SetColocated(now, share float64) {
 	s.colocated = share

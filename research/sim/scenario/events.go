@@ -37,8 +37,8 @@ func (m *merger) events(r *RunnableCase) {
 	}
 	var all []happening
 	for i := range *events {
-		at := fmt.Sprintf("%s[%d]", path, i)
-		h := m.event(at, r, &(*events)[i])
+		eventPath := fmt.Sprintf("%s[%d]", path, i)
+		h := m.event(eventPath, r, &(*events)[i])
 		all = append(all, h)
 		event := sim.Event{
 			At: h.at.Seconds(), Kind: h.kind, Speed: h.speed, Detect: (*events)[i].Detect.Seconds(),
@@ -52,7 +52,7 @@ func (m *merger) events(r *RunnableCase) {
 		}
 		slices.Sort(event.Servers)
 		event.Servers = slices.Compact(event.Servers)
-		r.Config.Events, r.events = append(r.Config.Events, event), append(r.events, at)
+		r.Config.Events, r.events = append(r.Config.Events, event), append(r.events, eventPath)
 	}
 	m.useAdded(r)
 	m.later = append(m.later, func() { m.replay(r, all) })

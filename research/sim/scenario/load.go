@@ -33,6 +33,7 @@ func (m *merger) jobs(r *RunnableCase) {
 		m.require(m.fromTrace() || !jobs[i].captures(), at,
 			"captured: only the queries of a trace have a number to capture%s", m.inCase(at, r))
 	}
+	// Without jobs, or with a job that captures, another problem is reported above.
 	m.require(len(jobs) == 0 || m.fromTrace() || drawn(c) || slices.ContainsFunc(jobs, Job.captures),
 		path, "at least one share must be positive")
 }
@@ -150,7 +151,7 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 // distribution reads a distribution, of which exactly one field must be set. instead lists other
 // fields of the section that may be set in place of a distribution, for the error.
 func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
-	// If a field has a problem, the number of distributions is not reported as another one.
+	// If a field has a problem, a wrong number of fields is not reported as well.
 	before := len(m.errs)
 	var all []sim.Distribution // one for each field that is set
 	positive := func(name string, t time.Duration) float64 {

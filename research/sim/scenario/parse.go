@@ -81,8 +81,7 @@ func (b *builder) consequences() {
 		check()
 	}
 	if len(b.errs) > 0 {
-		// An event that changes nothing has been reported. It may be the event that was meant to
-		// use an unused part.
+		// A reported event that changes nothing may be the one that was meant to use an unused part.
 		return
 	}
 	for _, path := range slices.Sorted(maps.Keys(b.unused)) {

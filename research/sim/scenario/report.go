@@ -163,8 +163,8 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	return report, nil
 }
 
-// warnings returns warnings about runs in which no flow was measured, about a series without or
-// with too many intervals, and about events after the last arrival. These problems cannot be found
+// warnings returns warnings about runs in which no flow was measured, about a series that has no
+// intervals or too many, and about events after the last arrival. These problems cannot be found
 // before the runs, which show how long a number of connections or a trace takes.
 func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals int) (warnings []string) {
 	unmeasured := 0

@@ -12,12 +12,12 @@ import (
 )
 
 // withoutValue reports fields without a value. YAML treats such a field as missing: a case with
-// "events:" would have the events of the file, although its author may mean none. Elements of lists
-// without a value are reported elsewhere.
+// "events:" would have the events of the file, although its author may mean none. Other
+// checks report list elements without a value.
 func withoutValue(text []byte) (errs fieldpath.Errors) {
 	root, err := config.Document(text)
 	if err != nil {
-		return nil // which was reported already
+		return nil // reported already
 	}
 	var walk func(path string, node *yaml.Node)
 	walk = func(path string, node *yaml.Node) {
