@@ -41,7 +41,8 @@ func Value(code uint8) uint32 {
 	if code < codeSteps {
 		return uint32(code)
 	}
-	return uint32(codeSteps+code%codeSteps) << (code/codeSteps - 1)
+	mantissa, exponent := codeSteps+code%codeSteps, code/codeSteps-1
+	return uint32(mantissa) << exponent
 }
 
 // ceilDiv divides and rounds up.

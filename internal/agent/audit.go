@@ -29,8 +29,8 @@ const (
 
 // auditor compares the counts of open connections with the sockets that are marked as counted
 // (bpf/agent/connections.h), and corrects a count that is wrong. A count goes wrong if sockets end
-// while the program that counts is not attached, or if another program withdraws the request for
-// calls about a socket.
+// while the program that counts is not attached, or if another BPF program switches off the
+// kernel's calls of the program for a socket.
 //
 // Connections begin and end during a comparison. So each count has two halves, and the program adds
 // new connections to only one of them. The auditor compares the other half, which can only fall. If

@@ -70,9 +70,9 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	return k.loader.Pin()
 }
 
-// variant returns the constants of the programs. It also finds out whether an earlier process has
-// attached programs, and sets the keys of the flow table. kept are the tables that an earlier
-// process has left.
+// variant returns the constants of the programs. kept are the tables that an earlier process has
+// left. variant also finds out whether an earlier process has attached programs, warns about tables
+// that start empty, and sets the keys of the flow table.
 func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ map[string]any, err error) {
 	_, err = os.Stat(k.loader.PathOf(datapath.LinkPin))
 	k.isFirst = errors.Is(err, os.ErrNotExist)
@@ -182,14 +182,14 @@ var declared = datapath.Declarations{
 	{Name: agentMapQuicOwnIds, Life: datapath.Renewed},
 	{Name: agentMapServiceNames, Life: datapath.Renewed},
 
-	{Name: agentMapBalancers},
-	{Name: agentMapDeliveredFragments},
-	{Name: agentMapResets},
-	{Name: agentMapSignalKeys},
+	{Name: agentMapBalancers, Life: datapath.Private},
+	{Name: agentMapDeliveredFragments, Life: datapath.Private},
+	{Name: agentMapResets, Life: datapath.Private},
+	{Name: agentMapSignalKeys, Life: datapath.Private},
 }
 
-// undo returns err, the error of a failed start. If no earlier process has attached programs, it
-// removes everything that this start and killed earlier starts have left.
+// undo returns err, with which a start has failed. If no earlier process has attached programs,
+// undo first removes everything that this start and killed earlier starts have left.
 func (k *kernel) undo(err error) error {
 	if !k.isFirst {
 		return err

@@ -43,7 +43,7 @@ func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 			mux.ServeHTTP(w, r)
 			return
 		}
-		answer := statusAndHeader{header: http.Header{}} // of the mux
+		answer := statusAndHeader{header: http.Header{}} // the answer of the mux, which is replaced
 		refusal.ServeHTTP(&answer, r)
 		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: "+
 			"/openapi.json lists all", version.String(), r.URL.Path)

@@ -91,8 +91,8 @@ func sendEvents(
 		if err := connection.SetWriteDeadline(deadline); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
-		// When the context ends, withStreams sets a shorter deadline. The deadline above may have
-		// replaced it.
+		// When the context ends, withStreams sets a shorter deadline. If the call above has just replaced
+		// that deadline, a write could delay the end of the process.
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -112,7 +112,7 @@ func sendEvents(
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil { // nothing has happened
+		if err != nil { // there was no event in the interval
 			if err := send([]byte(":\n\n")); err != nil {
 				return err
 			}

@@ -23,8 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/rundir"
 )
 
-// requestTimeout is how long a request may take. A reload takes two seconds at most, and the time
-// to build tables.
+// requestTimeout is how long a request may take. A reload takes at most two seconds more than it
+// needs to build tables.
 const requestTimeout = time.Minute
 
 // Socket serves the API of a balancer or an agent.
