@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Finding is about a setting that is legal but unwise. If an operator intends the setting, the
-// operator can allow the rule of the finding.
+// Finding is about a setting that is valid but unwise. Operators who intend the setting can allow
+// the rule of the finding.
 type Finding struct {
 	*fieldpath.Error        // Problem has the reason and the cure
 	Rule             string // the name of the rule, as in docs/reference/configuration.md
@@ -96,9 +96,10 @@ func inspect[T any](i *inspection, desired *T, rules []rule[T]) ([]Finding, erro
 	return i.findings, nil
 }
 
-// trustedInterface finds a file that does not say whether the interface is inside the segment
-// routing domain. By default it is, and all packets that arrive there are trusted. usesSRv6 tells
-// whether the node takes packets of SRv6. A balancer with an interface inside needs no such field.
+// trustedInterface finds a file without node.internal, which says whether the interface is inside
+// the segment routing domain. By default it is, and all packets that arrive there are trusted.
+// usesSRv6 tells whether the node takes packets of SRv6. A balancer with node.inside, which is the
+// parameter inside, does not need the field.
 func (i *inspection) trustedInterface(usesSRv6 bool, inside string) {
 	const path = "node.internal"
 	if !usesSRv6 || inside != "" || i.has(path) {

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Host is what rules read from the host, apart from files. If a configuration is checked on a host
-// without its interfaces and files, these rules find nothing.
+// Host is what rules read from the host, apart from files. Rules that read the host find nothing if
+// the host lacks the interface or the file.
 type Host struct {
 	// MTU returns the MTU of an interface in bytes, or false if the host does not have it.
 	MTU func(name string) (mtu int, ok bool)
@@ -39,7 +39,7 @@ func ThisHost() Host {
 
 // keyFile finds a key file that a start or a reload would refuse.
 func (i *inspection) keyFile(file string) {
-	if file == "" || unix.Access(file, unix.R_OK) != nil { // no such file, or this user may not read it
+	if file == "" || unix.Access(file, unix.R_OK) != nil { // there is no file, or it is not readable
 		return
 	}
 	var problem *fieldpath.Error

@@ -78,9 +78,8 @@ func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], w
 // error. Each try reads all services, and a start must not take minutes.
 const mostTried = 100
 
-// suspects returns the overrides to leave out because of errors in fields that no override sets.
-// The result has the index of each override, and the errors that it causes, with the override's
-// line.
+// suspects returns the overrides to leave out because of errors in fields that no override sets. It
+// maps the index of each override to the errors that the override causes, which get its line.
 //
 // Overrides of a service and of its servers may be valid only together. So suspects first looks for
 // a service without whose overrides there are fewer errors. Then it looks among these overrides for
@@ -97,7 +96,7 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	for i := range all {
 		all[i] = i
 	}
-	slices.Reverse(all) // among overrides of the same rank, the last one is left out
+	slices.Reverse(all) // among overrides of the same rank, the last one counts as the likeliest
 	slices.SortStableFunc(all, func(a, b int) int {
 		return cmp.Compare(rank(&overrides[a], named), rank(&overrides[b], named))
 	})
@@ -116,10 +115,11 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	return wrong
 }
 
-// rank orders overrides by how likely they cause the errors, the likeliest first:
+// rank orders overrides by how likely they cause the errors. named are the targets that errors
+// name. The likeliest rank is first:
 //   - 0: an error names the target of the override
-//   - 1: the target is another service, which can conflict with the services that errors name
-//   - 2: the target is another server, which can conflict only with servers of its own service
+//   - 1: the target is any other service, which can conflict with the services that errors name
+//   - 2: the target is any other server, which can conflict only with servers of its own service
 func rank(o *desired.Override, named map[string]bool) int {
 	switch {
 	case named[o.Target()]:
@@ -169,7 +169,7 @@ func (f *Files[D]) firstCause(
 
 // WithoutInvalid returns the files without those invalid overrides for which isGone is true, and a
 // warning about each of these. It removes the lines from the problems of the other invalid
-// overrides: the change writes a file of overrides with other lines.
+// overrides, because a change will write the file of overrides anew, with other lines.
 func (f *Files[D]) WithoutInvalid(
 	isGone func(*desired.InvalidOverride) bool,
 ) (others *Files[D], warnings fieldpath.Errors) {
@@ -186,7 +186,8 @@ func (f *Files[D]) WithoutInvalid(
 	return &next, warnings
 }
 
-// culprits returns the overrides that set a field with an error: the index of each, and the errors.
+// culprits returns the overrides that themselves set a field with an error: it maps the index of
+// each to the errors.
 func (f *Files[D]) culprits(overrides []desired.Override) map[int]fieldpath.Errors {
 	wrong := map[int]fieldpath.Errors{}
 	for i := range overrides {

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Side is the file of a balancer or of an agent. It must fit the files of the other role.
+// Side is the file of a balancer or of an agent, for a comparison with files of the other role.
 type Side struct {
 	Balancer *desired.Balancer // nil for an agent's file
 	Agent    *desired.Agent    // nil for a balancer's file
@@ -82,8 +82,8 @@ func CompareSides(sides []*Side) (problems, warnings fieldpath.Errors) {
 
 func (s *Side) hasStore() bool { return s.Balancer.Store != nil }
 
-// differ adds a problem with a field of a file. The text says how the field does not fit the other
-// file.
+// differ adds a problem with a field of the file of. The text says how the field does not fit the
+// other file.
 func (c *comparison) differ(of *Side, path, format string, args ...any) {
 	e := of.document.at(path, fmt.Sprintf(format, args...))
 	e.File = of.file
@@ -113,7 +113,8 @@ func addressPath(server *desired.Server, at string) string {
 	return fieldpath.Child(at, "address")
 }
 
-// eachServer calls a function for each server of a balancer, with its path.
+// eachServer calls a function for each server of a balancer, with the paths of its service and of
+// the server.
 func (s *Side) eachServer(each func(service *desired.Service, server *desired.Server, serviceAt, at string)) {
 	for i := range s.Balancer.Services {
 		service := &s.Balancer.Services[i]
@@ -124,7 +125,7 @@ func (s *Side) eachServer(each func(service *desired.Service, server *desired.Se
 	}
 }
 
-// sameHosts reports agents with the same locator, which is an error in one of the files.
+// sameHosts reports each agent that has the locator of an agent before it.
 func (c *comparison) sameHosts(agents []*Side) {
 	first := map[netip.Prefix]*Side{}
 	for _, a := range agents {
@@ -298,7 +299,7 @@ func (c *comparison) noServer(a *Side) {
 	c.differ(a, path, "no balancer's file has a server there")
 }
 
-// noAgents warns about each host with servers of a balancer for which there is no agent's file.
+// noAgents warns about each host that has servers of a balancer, but no agent's file.
 func (c *comparison) noAgents(b *Side, agents []*Side) {
 	if b.hasStore() {
 		c.warn(b, "store", "the services are in the store, and are not compared")

@@ -21,8 +21,8 @@ type Service interface {
 	Run(context.Context) error
 	// Ready returns a channel that is closed when the service does its work.
 	Ready() <-chan struct{}
-	// Steps returns a number. Once the service is ready, the number grows at least every ten seconds,
-	// unless the service is stuck.
+	// Steps returns how many steps the service has made. Once the service is ready, the number grows
+	// at least every ten seconds, unless the service is stuck.
 	Steps() uint64
 }
 
@@ -38,8 +38,8 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 // ready. From then on, Serve calls reload for each value from hangups. A value that came earlier
 // waits until then. If reload fails, it must have changed nothing; Serve logs the error.
 //
-// When the context ends, Serve logs the cause, and detach, the command that detaches the data path.
-// If detach is empty, the data path ends with the process.
+// When the context ends, Serve logs the cause, and detach: the command that detaches the data path,
+// or an empty text if the data path ends with the process.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
