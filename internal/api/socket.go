@@ -121,9 +121,11 @@ func peerOf(c net.Conn) string {
 		return ""
 	}
 	var peer *unix.Ucred
-	if raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}) != nil || err != nil {
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err != nil || failed != nil {
 		return ""
 	}
 	return events.User(peer.Uid)

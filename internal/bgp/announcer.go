@@ -461,9 +461,8 @@ func (a *Announcer) announce(r *routeState, now time.Time) (retry time.Time) {
 }
 
 // withdraw withdraws a route if it is announced, and notes the reason why it is not announced. The
-// reason is empty if the VIP was removed from the configuration. withdraw logs each withdrawal. For
-// a route that was not announced, it logs a new NotServed (unless it was HeldDown), Unchecked or
-// NoPeer. It returns zero, or if the withdrawal has failed, the time of the next attempt.
+// reason is empty if the VIP was removed from the configuration. withdraw returns zero, or if the
+// withdrawal has failed, the time of the next attempt.
 func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry time.Time) {
 	wasAnnounced, before := r.Announced, r.Reason
 	if wasAnnounced {
@@ -474,12 +473,20 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 		r.Announced, r.Since = false, now
 	}
 	r.Reason = reason
-	names := desired.Names(r.Services)
 	if wasAnnounced {
 		a.events.Publish(events.Event{
 			Kind: events.RouteWithdrawn, Prefix: r.Prefix, Reason: reason.text(),
 		})
 	}
+	a.logReason(r, wasAnnounced, before)
+	return time.Time{}
+}
+
+// logReason logs the reason of a route that is not announced, if the route was withdrawn now, or if
+// the reason differs from the one before. HeldDown counts there as NotServed. For a drain or the
+// removal of a VIP, logReason logs only withdrawals.
+func (a *Announcer) logReason(r *routeState, wasAnnounced bool, before Reason) {
+	reason, names := r.Reason, desired.Names(r.Services)
 	switch {
 	case reason == NotServed && wasAnnounced:
 		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
@@ -492,13 +499,12 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 	case reason == NoPeer && before != NoPeer:
 		a.log.Error("route is NOT announced: no peer takes routes of the VIP's family", "prefix", r.Prefix,
 			"services", names)
-	case !wasAnnounced: // it was not withdrawn now
+	case !wasAnnounced: // nothing more to log
 	case reason == Drained:
 		a.log.Info("route withdrawn: the balancer is drained", "prefix", r.Prefix, "services", names)
 	default:
 		a.log.Info("route withdrawn: the VIP is no longer configured", "prefix", r.Prefix, "services", names)
 	}
-	return time.Time{}
 }
 
 // Drain withdraws all routes. If untilRestart is true, the drain ends with the process. Otherwise

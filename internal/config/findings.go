@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -36,9 +37,8 @@ type inspection struct {
 // findf adds a finding of the present rule about a field. The text has the reason, and the cure
 // after a semicolon.
 func (i *inspection) findf(path, format string, args ...any) {
-	d := document{fields: i.fields}
-	d.warnf(path, format, args...)
-	i.findings = append(i.findings, Finding{d.warnings.In(i.file)[0], i.rule})
+	found := fieldpath.Errors{i.at(path, fmt.Sprintf(format, args...))}.In(i.file)
+	i.findings = append(i.findings, Finding{found[0], i.rule})
 }
 
 // Rules returns the names of all rules, sorted.

@@ -152,21 +152,21 @@ func writers(file string, trusted trust) string {
 // directory above the file, and writer names the users that can replace a file in it. In a sticky
 // directory, only the owner of a file can replace it.
 func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
-	mode := info.Mode()
 	owner, ok := info.Sys().(*syscall.Stat_t)
-	sticky := isAbove && mode&fs.ModeSticky != 0 // write permission does not suffice
-	switch {
-	case !ok:
+	if !ok {
 		return ""
-	case mode.Perm()&othersMayWrite != 0 && !sticky:
+	}
+	isSticky := isAbove && info.Mode()&fs.ModeSticky != 0
+	permits := func(write fs.FileMode) bool { return info.Mode().Perm()&write != 0 && !isSticky }
+	trustsOwner := owner.Uid == 0 || int(owner.Uid) == os.Geteuid() || trusted == trustOwner && !isAbove
+	switch {
+	case permits(othersMayWrite):
 		return "any user of this host"
 	case trusted == trustSome:
 		return ""
-	case mode.Perm()&groupMayWrite != 0 && owner.Gid != 0 && !sticky:
+	case permits(groupMayWrite) && owner.Gid != 0:
 		return fmt.Sprintf("the group %d", owner.Gid)
-	case trusted == trustOwner && !isAbove:
-		return ""
-	case owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
+	case !trustsOwner:
 		return fmt.Sprintf("the user %d", owner.Uid)
 	}
 	return ""

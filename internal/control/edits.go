@@ -360,9 +360,9 @@ func (d *draft[D]) trimmed(
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
+	// without are the files without the edited patches. Often they are d.files, because the overrides
+	// without these patches are those of d.files.
 	without, others := d.files, d.overrides()
-	// without is the configuration without the edited patches. Often it is d.files, because the
-	// overrides without these patches are those of d.files.
 	if !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
 		var err error
 		if without, _, err = d.files.WithOverrides(others); err != nil {
