@@ -45,7 +45,7 @@ func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 	}}
 	if err := k.load(node); err != nil {
 		err = k.undo(fmt.Errorf("load the data path: %w", err))
-		return nil, errors.Join(err, k.close(), k.loader.Undo())
+		return nil, errors.Join(err, k.close(), k.loader.Undo()) // Undo removes the pins of this start
 	}
 	return k, nil
 }

@@ -39,8 +39,8 @@ func (i *inspection) openTunnels(a *desired.Agent) {
 	}
 }
 
-// noTags finds an agent without a key for signals, if a service has the field accept or load: its
-// balancers probably hunt (see warnOfForgedQuestions).
+// noTags finds an agent without a key for signals, if a service has the field accept or load, and
+// so probably hunts (see warnOfForgedQuestions).
 func (i *inspection) noTags(a *desired.Agent) {
 	if a.Node.SignalKey != "" {
 		return

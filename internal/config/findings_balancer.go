@@ -257,8 +257,8 @@ func (i *inspection) noHealth(path string, s *desired.Service) {
 const slowestDetection = 10 * time.Second
 
 // slowDetection finds a service whose health checks need a long time to find a failure. In the
-// worst case, the server fails just after a check has passed, and the last of the fall checks that
-// must fail ends by its timeout.
+// worst case, the server fails just after a check has passed, and the last of the checks that must
+// fail ends by its timeout.
 func (i *inspection) slowDetection(path string, s *desired.Service) {
 	h := s.Health
 	if h == nil {
@@ -318,8 +318,8 @@ func (i *inspection) fewCandidates(path string, s *desired.Service) {
 	}
 }
 
-// unrecoverableFlows finds services whose flows' servers other balancers do not find. It leaves out
-// services that infer: warnOfSeveralBalancers warns about them.
+// unrecoverableFlows finds services for whose flows other balancers do not find the server. It
+// leaves out services that infer: warnOfSeveralBalancers warns about them.
 func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 	if len(b.Node.Balancers()) < 2 {
 		return

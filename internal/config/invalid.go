@@ -49,7 +49,7 @@ func asProblems(err error, file string) fieldpath.Errors {
 // error, or else all overrides of the service that cause it together.
 func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings fieldpath.Errors) {
 	var invalid []desired.InvalidOverride
-	for {
+	for { // each round leaves out at least one more
 		changed, warnings, err := f.WithOverrides(overrides)
 		if err == nil {
 			slices.SortStableFunc(invalid, func(a, b desired.InvalidOverride) int {

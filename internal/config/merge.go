@@ -430,8 +430,8 @@ func treeOf(node *yaml.Node) any {
 			return false
 		}
 	case "!!int":
-		// A name or a hexadecimal ID, such as 007, can look like a number. A text that the number would
-		// not give back stays a string.
+		// A name or a hexadecimal ID, such as 007, can look like a number. If the number would be written
+		// otherwise, the text stays a string.
 		number, err := strconv.ParseInt(node.Value, 10, 64)
 		if err == nil && strconv.FormatInt(number, 10) == node.Value {
 			return number

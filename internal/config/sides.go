@@ -82,8 +82,8 @@ func CompareSides(sides []*Side) (problems, warnings fieldpath.Errors) {
 
 func (s *Side) hasStore() bool { return s.Balancer.Store != nil }
 
-// differ adds a problem with a field of the file of. The text says how the field does not fit the
-// other file.
+// differ adds a problem with a field of a file. The text says how the field does not fit the other
+// file.
 func (c *comparison) differ(of *Side, path, format string, args ...any) {
 	e := of.document.at(path, fmt.Sprintf(format, args...))
 	e.File = of.file
