@@ -317,23 +317,27 @@ func (c *Client) send(
 	}
 	defer response.Body.Close()
 	if response.StatusCode >= http.StatusBadRequest {
-		var problem huma.ErrorModel
-		err := json.NewDecoder(response.Body).Decode(&problem)
-		switch {
-		case err != nil && (response.StatusCode == http.StatusNotFound ||
-			response.StatusCode == http.StatusMethodNotAllowed):
-			// An earlier build has no such operation, and answers with plain text.
-			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; "+
-				"restart it", c.instance, method, r.URL.Path)
-		case err != nil:
-			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
-		}
-		return problemError(&problem)
+		return c.refusedBy(response)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
 	}
 	return nil
+}
+
+// refusedBy returns the error of a request that was refused by a response.
+func (c *Client) refusedBy(response *http.Response) error {
+	var problem huma.ErrorModel
+	if json.NewDecoder(response.Body).Decode(&problem) == nil {
+		return problemError(&problem)
+	}
+	switch response.StatusCode {
+	case http.StatusNotFound, http.StatusMethodNotAllowed:
+		// An earlier build has no such operation, and answers with plain text.
+		return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; "+
+			"restart it", c.instance, response.Request.Method, response.Request.URL.Path)
+	}
+	return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 }
 
 // problemError returns an error with the text of a problem that the API has answered.

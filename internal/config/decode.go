@@ -266,13 +266,15 @@ type Variant interface {
 	Choose(name string) (any, error)
 }
 
-// value decodes a node into a field, and reports errors. A null leaves the field as it is.
+// value decodes a node into a field, and reports errors. A null leaves the field as it is, and so
+// does an empty text for an address.
 func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	line := node.Line
 	for node.Kind == yaml.AliasNode {
 		node = node.Alias
 	}
-	if node.Kind == yaml.ScalarNode && (node.Tag == "!!null" || node.Value == "" && isAddress(into)) {
+	isNull := node.Tag == "!!null" || node.Value == "" && isAddress(into)
+	if node.Kind == yaml.ScalarNode && isNull {
 		return
 	}
 	d.fields[path] = place{line: line, text: node.Value}
@@ -325,8 +327,7 @@ func (d *document) variant(path string, node *yaml.Node, v Variant) {
 	}
 }
 
-// isAddress tells whether a value is an IP address or prefix. For these, an empty text means no
-// value.
+// isAddress tells whether a value is an IP address or prefix.
 func isAddress(v reflect.Value) bool {
 	switch v.Interface().(type) {
 	case netip.Addr, netip.Prefix:

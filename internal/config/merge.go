@@ -126,16 +126,16 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 // the override adds it. A server exists if its service exists and is not removed, and one of these
 // has the server: the file, the override that adds the service, or the server's own override.
 func (m *merger) exists(o *desired.Override) bool {
-	s := m.services[o.Service]
-	if s.own >= 0 && m.overrides[s.own].Remove && o.Server != "" {
-		return false
-	}
 	if o.Server == "" {
 		return m.hasService[o.Service] || o.Add != nil
 	}
-	added := s.own >= 0 && m.overrides[s.own].Add != nil
-	return m.hasServer[[2]string{o.Service, o.Server}] ||
-		o.Add != nil && (m.hasService[o.Service] || added)
+	var ofService desired.Override // empty: the service has none
+	if i := m.services[o.Service].own; i >= 0 {
+		ofService = m.overrides[i]
+	}
+	hasService := (m.hasService[o.Service] || ofService.Add != nil) && !ofService.Remove
+	hasServer := m.hasServer[[2]string{o.Service, o.Server}] || o.Add != nil
+	return hasService && hasServer
 }
 
 // existsWithout tells whether the target of an override exists even without this override: whether

@@ -179,7 +179,7 @@ func (c *comparison) keys(b, a *Side) {
 	const path = desired.SignalKeyField
 	file, other := b.Balancer.Node.SignalKey, a.Agent.Node.SignalKey
 	switch {
-	case file == "" && other == "":
+	case file == other: // none, or the same path on two hosts: only one of the files can be here
 		return
 	case other == "":
 		c.differ(a, path, "missing, and the balancer has one: %s", b.at(path))
@@ -187,28 +187,30 @@ func (c *comparison) keys(b, a *Side) {
 	case file == "":
 		c.differ(b, path, "missing, and the agent has one: %s", a.at(path))
 		return
-	case file == other:
-		return // the path is the same on two hosts: only one of the files can be here
 	}
-	keys, err := ReadSignalKeys(file)
-	lastRead := b
-	var others desired.SignalKeys
-	if err == nil {
-		others, err = ReadSignalKeys(other)
-		lastRead = a
+	keys := c.keysOf(b, file)
+	if keys == nil {
+		return
 	}
-	var problem *fieldpath.Error
-	switch {
-	case errors.As(err, &problem):
-		if problem.Problem != unix.ENOENT.Error() {
-			c.warn(lastRead, path, "the keys of both sides were not compared: %s", problem.Problem)
-		}
-	// A node signs by its first key, so the other node must have this key.
+	others := c.keysOf(a, other)
+	switch { // a node signs by its first key, so the other node must have this key
+	case others == nil:
 	case !slices.Contains(keys, others[0]):
 		c.differ(a, path, "the first key in the file is not among those of the balancer: %s", b.at(path))
 	case !slices.Contains(others, keys[0]):
 		c.differ(b, path, "the first key in the file is not among those of the agent: %s", a.at(path))
 	}
+}
+
+// keysOf reads the file with the keys of a side. It returns nil if the file cannot be read. If the
+// file exists, it warns about that.
+func (c *comparison) keysOf(s *Side, file string) desired.SignalKeys {
+	keys, err := ReadSignalKeys(file)
+	var problem *fieldpath.Error
+	if errors.As(err, &problem) && problem.Problem != unix.ENOENT.Error() {
+		c.warn(s, desired.SignalKeyField, "the keys of both sides were not compared: %s", problem.Problem)
+	}
+	return keys
 }
 
 // service compares a service of a balancer with the service of the agent on one of its servers.

@@ -288,19 +288,12 @@ func (f *Fleet) Overrides() ([]desired.Override, string) {
 // result has a warning. Except in a dry run, Change refuses to permit removals while a version of
 // the store awaits confirmation: the change would permit the removals of this version, too.
 func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balancer]) (*Result, error) {
-	change := store.Change{
-		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !c.isWhole, DryRun: terms.DryRun,
-		Who: events.ActorOf(ctx),
+	change, err := f.changeOf(ctx, terms, c.isWhole)
+	if err != nil {
+		return nil, err
 	}
-	if terms.Version != "" {
-		var err error
-		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrVersion, err)
-		}
-	}
-	if !terms.PermitsRemovals {
-		change.Check = CheckRemovals(f.controller.Desired(), !c.isWhole)
-	} else if held := f.Status().Confirmable; held != (store.Version{}) && !terms.DryRun {
+	held := f.Status().Confirmable
+	if held != (store.Version{}) && terms.PermitsRemovals && !terms.DryRun {
 		return nil, fmt.Errorf("version %s is held (segue store status), and --allow-removals would also "+
 			"permit the removals of that version: %w", held, ErrHeld)
 	}
@@ -329,6 +322,24 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 	}
 	result.Warnings = append(result.Warnings, f.awaitEffect(ctx, version)...)
 	return result, nil
+}
+
+// changeOf returns a change of the store with these terms. The caller sets Edit.
+func (f *Fleet) changeOf(ctx context.Context, terms Terms, isWhole bool) (store.Change, error) {
+	change := store.Change{
+		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !isWhole, DryRun: terms.DryRun,
+		Who: events.ActorOf(ctx),
+	}
+	if !terms.PermitsRemovals {
+		change.Check = CheckRemovals(f.controller.Desired(), !isWhole)
+	}
+	if terms.Version != "" {
+		var err error
+		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
+			return change, fmt.Errorf("%w: %w", ErrVersion, err)
+		}
+	}
+	return change, nil
 }
 
 // edit computes a change: the content of the store after the change, and the result for this
