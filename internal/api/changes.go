@@ -130,8 +130,7 @@ func changed(result *control.Result, err error) (*body[Changed], error) {
 	return &body[Changed]{answer}, nil
 }
 
-// effectsOf returns a text for each override that says what it does, by target: SERVICE or
-// SERVICE/SERVER.
+// effectsOf maps the target of each override, SERVICE or SERVICE/SERVER, to what the override does.
 func effectsOf(overrides []desired.Override) map[string]string {
 	effects := map[string]string{}
 	for _, o := range overrides {

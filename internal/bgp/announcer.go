@@ -283,9 +283,8 @@ func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
 	})
 }
 
-// follow makes the speaker have the peers of the present plan. before is the plan that it has
-// followed until now. follow does not touch peers whose configuration and password are the same in
-// both plans.
+// follow gives the speaker the peers of the present plan in place of those of before, the earlier
+// plan. It does not touch peers whose configuration and password are the same in both plans.
 func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 	old := map[netip.Addr]desired.BGPPeer{}
 	for _, p := range before.bgp.Peers {

@@ -55,8 +55,7 @@ var offsets = sync.OnceValues(func() (map[string]time.Duration, error) {
 	return offsets, nil
 })
 
-// parse reads offsets. Each line has the name of a clock, seconds, which may be negative, and
-// nanoseconds.
+// parse reads lines with a clock's name and offset: seconds (may be negative) and nanoseconds.
 func parse(text string) (map[string]time.Duration, error) {
 	offsets := map[string]time.Duration{}
 	for line := range strings.Lines(text) {

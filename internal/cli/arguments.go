@@ -137,8 +137,7 @@ func (f *FileFlag) String() string {
 
 func (f *FileFlag) Type() string { return "string" }
 
-// StandardInput names standard input, in place of a file. Only commands that read their file once
-// accept it.
+// StandardInput names standard input in place of a file, for commands that read the file only once.
 const StandardInput = "-"
 
 // ReadInput returns the content of a file or of standard input, and its name for messages.

@@ -105,9 +105,8 @@ type bounds struct {
 }
 
 // checkBounds returns an error about the node at which a document exceeds the bounds, or about an
-// alias for a value that contains this alias. length is the length of the text in bytes.
-// checkBounds measures each value only once, also if several aliases stand for it, so its time is
-// linear in the length of the text.
+// alias for a value that contains this alias. length is the length of the text in bytes. Values are
+// measured only once, even if many aliases stand for them, so the time is linear in the length.
 func checkBounds(root *yaml.Node, length int) *fieldpath.Error {
 	b := bounds{
 		mostNodes: min(max(fewNodes, length*mostNodesOfByte), mostNodes), anchors: map[*yaml.Node]*extent{},

@@ -72,9 +72,8 @@ func (d *document) check(rules func() fieldpath.Errors) {
 	}
 }
 
-// describe returns the service or server of a field, and the line of the field, in parentheses,
-// such as " (server web/s1, line 12)". If neither is known, or the path is empty, it returns an
-// empty text.
+// describe returns the service or server of a field and the field's line in parentheses, such as
+// " (server web/s1, line 12)". If neither is known, or the path is empty, the text is empty.
 func (d *document) describe(path string) string {
 	if path == "" {
 		return ""

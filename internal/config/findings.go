@@ -96,10 +96,9 @@ func inspect[T any](i *inspection, desired *T, rules []rule[T]) ([]Finding, erro
 	return i.findings, nil
 }
 
-// trustedInterface finds a file without node.internal, which says whether the interface is inside
-// the segment routing domain. By default it is, and all packets that arrive there are trusted.
-// usesSRv6 tells whether the node takes packets of SRv6. A balancer with node.inside, which is the
-// parameter inside, does not need the field.
+// trustedInterface finds a file without node.internal. By default, the interface is inside the
+// segment routing domain, and all packets that arrive there are trusted. usesSRv6 tells whether the
+// node takes packets of SRv6. inside is node.inside: with it, a balancer needs no node.internal.
 func (i *inspection) trustedInterface(usesSRv6 bool, inside string) {
 	const path = "node.internal"
 	if !usesSRv6 || inside != "" || i.has(path) {

@@ -13,11 +13,9 @@ import (
 const (
 	// shortestHoldTime lets a busy router or balancer send no keepalives for some seconds.
 	shortestHoldTime = 6 * time.Second
-	// longestHoldTime is the longest time for which a router should still send packets to a balancer
-	// that is dead.
+	// longestHoldTime is the longest time for which a router should still send packets to a dead host.
 	longestHoldTime = 30 * time.Second
-	// shortestRestartTime is twice the longest time that a session needs to return after a restart
-	// (docs/operate/bgp.md).
+	// shortestRestartTime is twice the longest time until a session returns (docs/operate/bgp.md).
 	shortestRestartTime = time.Minute
 )
 

@@ -115,8 +115,7 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	return wrong
 }
 
-// rank orders overrides by how likely they cause the errors. named are the targets that errors
-// name. The likeliest rank is first:
+// rank tells how likely an override causes errors that name the targets in named, 0 the likeliest:
 //   - 0: an error names the target of the override
 //   - 1: the target is any other service, which can conflict with the services that errors name
 //   - 2: the target is any other server, which can conflict only with servers of its own service
@@ -186,8 +185,7 @@ func (f *Files[D]) WithoutInvalid(
 	return &next, warnings
 }
 
-// culprits returns the overrides that themselves set a field with an error: it maps the index of
-// each to the errors.
+// culprits maps the index of each override that itself sets a field with an error to the errors.
 func (f *Files[D]) culprits(overrides []desired.Override) map[int]fieldpath.Errors {
 	wrong := map[int]fieldpath.Errors{}
 	for i := range overrides {

@@ -113,8 +113,7 @@ func addressPath(server *desired.Server, at string) string {
 	return fieldpath.Child(at, "address")
 }
 
-// eachServer calls a function for each server of a balancer, with the paths of its service and of
-// the server.
+// eachServer calls a function for each server of a balancer, with its path and the service's.
 func (s *Side) eachServer(each func(service *desired.Service, server *desired.Server, serviceAt, at string)) {
 	for i := range s.Balancer.Services {
 		service := &s.Balancer.Services[i]

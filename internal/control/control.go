@@ -54,8 +54,7 @@ type Controller[D config.State[D]] struct {
 // Report gets the overrides after each change: those in force, and those that are left out.
 type Report func(inForce []desired.Override, invalid []desired.InvalidOverride)
 
-// keeper keeps the overrides in place of the controller, and makes changes for it. Fleet implements
-// keeper.
+// keeper keeps the overrides in place of a controller, and makes its changes. Fleet is a keeper.
 type keeper[D config.State[D]] interface {
 	Overrides() (list []desired.Override, version string)
 	// Reload makes the process follow own, its configuration file, which was read again. The caller
@@ -363,9 +362,8 @@ func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error 
 	return nil
 }
 
-// prepare writes the overrides of next to a file under another name than that of the file of
-// overrides, and notes the text in next. It returns an error if somebody else has changed the file
-// of overrides since the process read or wrote it.
+// prepare writes the file of overrides of next under another name, and sets next.Stored. It returns
+// an error if somebody else has changed the file since the process read or wrote it.
 func (c *Controller[D]) prepare(next *config.Files[D]) (*atomicfile.Pending, error) {
 	path := next.Desired.OverridesFile()
 	if path == "" {

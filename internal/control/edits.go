@@ -95,9 +95,8 @@ func withoutPlaces(err error, edits []Edit) error {
 	return problems
 }
 
-// isEdited tells whether any of the edits replaces an invalid override. An edit replaces the
-// override of its target. A reset or removal of a service also replaces the overrides of its
-// servers.
+// isEdited tells whether any edit replaces an invalid override. An edit replaces the override of
+// its target. A reset or removal of a service also replaces the overrides of its servers.
 func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	return slices.ContainsFunc(edits, func(e Edit) bool {
 		replacesServers := e.Server == "" && (e.Reset || e.Remove)

@@ -23,8 +23,7 @@ const (
 	mostConnections = 64 // at a time; further ones wait
 )
 
-// scrapeTimeout is the time that a client has to send a request, and the time that it has to read
-// the answer.
+// scrapeTimeout is how long a client may take to send a request, and again to read the answer.
 const scrapeTimeout = 30 * time.Second
 
 // Metrics serves Prometheus metrics over HTTP, at /metrics: those that the caller registers, and
