@@ -195,7 +195,7 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct segments segments;
 	struct service service;
-	struct flow flow = {};
+	struct flow flow;
 	enum parse_result result;
 	enum lb_reason why;
 	int verdict;
@@ -214,6 +214,7 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	why = classify(pkt, &service);
 	if (why == LB_PASS_NOT_VIP)
 		return leave(ctx, pkt, drop_if_intruder(pkt, why));
+	flow.place = flow.signature = 0; /* unless lookup_plain() hashes the flow */
 	if (why || !lookup_plain(ctx, pkt, &service, &flow, &segments))
 		return handle_in_full(ctx, pkt, PARSE_OK, flow.place, flow.signature);
 	return forward(ctx, pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),

@@ -97,7 +97,7 @@ func listFigures(out io.Writer, figures []repro.Figure, asJSON bool) error {
 	return w.Flush()
 }
 
-// checksOf returns the comparisons with the papers of all figures.
+// checksOf returns the comparisons of all figures with the papers.
 func checksOf(outcomes []repro.Outcome) []repro.Check {
 	var checks []repro.Check
 	for _, o := range outcomes {

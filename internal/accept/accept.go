@@ -20,7 +20,7 @@ type Load struct {
 }
 
 // NoCapacity is the Capacity of a load whose source does not know it. For Least, a server with such
-// a load is never free. Least compares its load with others as if Capacity were 1.
+// a load is never free, and its load is compared with others as if Capacity were 1.
 const NoCapacity = math.MaxUint32
 
 // Unknown is the load of a server whose source has no reading, or a reading that is too old.

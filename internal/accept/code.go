@@ -30,8 +30,8 @@ func Code(l Load) uint8 {
 	if value < codeSteps {
 		return uint8(value)
 	}
-	exponent := uint64(bits.Len64(value/codeSteps) - 1)
-	mantissa := ceilDiv(value, 1<<exponent) // 16 to 32; 32 becomes 16 with the next exponent
+	exponent := uint64(bits.Len64(value/codeSteps) - 1) // 2^exponent <= value/16 < 2^(exponent+1)
+	mantissa := ceilDiv(value, 1<<exponent)             // 16 to 32; 32: 16 with the next exponent
 	return uint8(min(codeSteps*exponent+mantissa, largestCode))
 }
 
@@ -41,7 +41,8 @@ func Value(code uint8) uint32 {
 	if code < codeSteps {
 		return uint32(code)
 	}
-	return uint32(codeSteps+code%codeSteps) << (code/codeSteps - 1)
+	mantissa, exponent := codeSteps+code%codeSteps, code/codeSteps-1
+	return uint32(mantissa) << exponent
 }
 
 // ceilDiv divides and rounds up.

@@ -13,8 +13,8 @@ import (
 //
 // In the paper, a window ends after a number of offers. During a flood of SYNs, windows end faster
 // than the load changes. The threshold then moves until it is at the load, and the server accepts
-// half of the offers at any load. So a window here also has a shortest time. In that time the load
-// goes above and below the threshold, and a SYN of a flood is accepted as often as any other SYN.
+// half of the offers at any load. So here a window also has a shortest time, in which the load can
+// go above and below the threshold. Then a SYN of a flood is accepted as often as any other SYN.
 type Dynamic struct {
 	Threshold  uint32        // the present threshold
 	Attempts   uint32        // offers in this window so far
@@ -23,20 +23,20 @@ type Dynamic struct {
 	window     uint32        // the least number of offers in a window
 	windowTime time.Duration // the shortest time of a window
 	clock      func() time.Duration
-	few, many  uint32 // Bounds of the accepted offers
+	few, many  uint32 // the results of Bounds
 }
 
-// NewDynamic returns a policy that begins with the threshold initial. A window has at least the
-// number of offers in window, which is 1 or more. After each window, the policy adapts the
-// threshold, to keep the accepted share within epsilon (0 to less than 0.5) of one half. The paper
-// uses initial 1, window 50 and epsilon 0.1.
+// NewDynamic returns a policy that begins with the threshold initial. A window lasts for at least
+// window offers (1 or more). After each window, the policy adapts the threshold, to keep the
+// accepted share within epsilon (0 to less than 0.5) of one half. The paper uses initial 1, window
+// 50 and epsilon 0.1.
 func NewDynamic(initial, window uint32, epsilon float64) *Dynamic {
 	few, many := Bounds(window, epsilon)
 	return &Dynamic{Threshold: initial, window: window, few: few, many: many}
 }
 
-// WithWindowTime sets the shortest time of a window, more than 0, by a monotonic clock. The paper
-// has no such time.
+// WithWindowTime sets the shortest time of a window, which is more than 0, and the monotonic clock
+// that measures it. In the paper, windows have no shortest time.
 func (d *Dynamic) WithWindowTime(shortest time.Duration, clock func() time.Duration) *Dynamic {
 	d.windowTime, d.clock = shortest, clock
 	return d
@@ -59,7 +59,7 @@ func (d *Dynamic) Accepts(l Load) bool {
 
 // endWindow ends a window that has enough offers, if it has lasted long enough.
 func (d *Dynamic) endWindow(l Load) {
-	now := time.Duration(0)
+	now := time.Duration(0) // without a clock, windowTime is 0 too, and each window ends
 	if d.clock != nil {
 		now = d.clock()
 	}
@@ -85,9 +85,9 @@ func (d *Dynamic) adapt(l Load) {
 }
 
 // Bounds returns the bounds on the accepted offers of a window within which 6LB's algorithm 2 keeps
-// the threshold. Less than few is less than a share of 1/2-epsilon, and more than many is more than
-// 1/2+epsilon. Bounds computes in whole millionths, because 0.1 is not a binary fraction, and 20 of
-// 50 must not be less than 0.4.
+// the threshold. Fewer offers than few are a share below 1/2-epsilon, and more than many are a
+// share above 1/2+epsilon. Bounds computes in whole millionths, because 0.1 is not a binary
+// fraction, and 20 of 50 must not be less than 0.4.
 func Bounds(window uint32, epsilon float64) (few, many uint32) {
 	const one = 1_000_000
 	e := uint64(math.Round(epsilon * one))

@@ -68,8 +68,8 @@ func (l Load) known() bool { return l.Capacity != 0 }
 // free tells whether the server surely has capacity for one more connection.
 func (l Load) free() bool { return l.Capacity != NoCapacity && l.Busy < l.Capacity }
 
-// units returns the capacity by which a comparison divides the load. It is 1 if the source has no
-// capacity, and 0 if the load is unknown.
+// units returns the capacity by which a comparison divides the load. It is 1 if the source does not
+// know the capacity, and 0 if the load is unknown.
 func (l Load) units() uint64 {
 	if l.Capacity == NoCapacity {
 		return 1

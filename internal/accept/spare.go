@@ -10,20 +10,20 @@ import "slices"
 // of its last connection, so the lists of balancers differ.
 type Spare struct {
 	servers []int32 // the newest last
-	most    int
+	room    int     // the most servers that the list can have
 }
 
-// NewSpare returns a list with room for a number of servers, 0 or more.
+// NewSpare returns an empty list with room for a number of servers, 0 or more.
 func NewSpare(room int) *Spare { return &Spare{make([]int32, 0, room), room} }
 
 // Report takes a server's load report. The server becomes the newest of the list if it has free
 // capacity, and otherwise leaves the list. If the list is full, the oldest server is removed.
 func (s *Spare) Report(server int32, load Load) {
 	s.Forget(server)
-	if !load.free() || s.most == 0 {
+	if !load.free() || s.room == 0 {
 		return
 	}
-	if len(s.servers) == s.most {
+	if len(s.servers) == s.room {
 		s.servers = slices.Delete(s.servers, 0, 1)
 	}
 	s.servers = append(s.servers, server)
@@ -36,8 +36,7 @@ func (s *Spare) Forget(server int32) {
 	}
 }
 
-// Newest returns the server with the newest report that is not excluded. ok is false if there is
-// none.
+// Newest returns the newest server of the list that is not excluded. ok is false if there is none.
 func (s *Spare) Newest(excluded []int32) (server int32, ok bool) {
 	for _, server := range slices.Backward(s.servers) {
 		if !slices.Contains(excluded, server) {

@@ -69,8 +69,8 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 
 // capacityOf returns the capacity that the configuration gives a load. For the source connections,
 // this is the number of workers if there is no other capacity. If the configuration gives neither,
-// capacityOf returns accept.NoCapacity. Then the capacity of the load source applies, if the source
-// tells one. The source apache-scoreboard itself tells the configured number of workers.
+// capacityOf returns accept.NoCapacity. Then the capacity that the load source tells applies, if it
+// tells one: the source apache-scoreboard tells the configured number of workers.
 func capacityOf(s desired.Source) uint32 {
 	if s.Capacity == 0 && s.Kind == desired.LoadConnections {
 		return cmp.Or(s.Workers, accept.NoCapacity)

@@ -32,12 +32,12 @@ type Agent struct {
 	kernel *kernel
 	link   iface
 	// attached tells that the programs of this process are attached.
-	attached bool
-	polls    *poll.Responder // nil: the configuration has no poll.listen
-	watches  watches
-	tags     datapath.TagWatch
-	absent   map[netip.Addr]bool      // VIPs that are not addresses of the host
-	refused  map[netip.Addr]time.Time // when the host last refused to restore a VIP
+	attached      bool
+	polls         *poll.Responder // nil: the configuration has no poll.listen
+	watches       watches
+	tags          datapath.TagWatch
+	absent        map[netip.Addr]bool      // VIPs that are not addresses of the host
+	restoreFailed map[netip.Addr]time.Time // when the agent last failed to restore a VIP
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
 	others      map[string]othersWarned // the last warnings of followQUIC, by service
@@ -62,15 +62,15 @@ func New(cfg *desired.Agent, secrets desired.Secrets, log *slog.Logger) (*Agent,
 		return nil, err
 	}
 	a := &Agent{
-		log:      log,
-		cfg:      cfg,
-		keys:     secrets.SignalKeys,
-		kernel:   k,
-		watches:  watches{},
-		absent:   map[netip.Addr]bool{},
-		refused:  map[netip.Addr]time.Time{},
-		requests: make(chan func()),
-		ready:    make(chan struct{}),
+		log:           log,
+		cfg:           cfg,
+		keys:          secrets.SignalKeys,
+		kernel:        k,
+		watches:       watches{},
+		absent:        map[netip.Addr]bool{},
+		restoreFailed: map[netip.Addr]time.Time{},
+		requests:      make(chan func()),
+		ready:         make(chan struct{}),
 	}
 	if cfg.Poll.Listen != "" {
 		a.polls = poll.NewResponder(a.polledLoad)
@@ -193,7 +193,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			due.Reset(presenceInterval)
 		case request := <-a.requests:
 			request()
-			due.Reset(0)
+			due.Reset(0) // a reload changes what checkHost checks
 		}
 	}
 }
@@ -247,9 +247,10 @@ func (a *Agent) find() error {
 	return err
 }
 
-// check returns an error if the agent cannot start. It changes nothing that the previous process
-// uses.
+// check makes the steps of a start that change nothing that the previous process uses. It returns
+// an error if the agent cannot start.
 func (a *Agent) check() (err error) {
+	// First: in another network namespace, find would report a missing interface.
 	if err := a.kernel.loader.Check(); err != nil {
 		return err
 	}
@@ -357,18 +358,19 @@ func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 		kept[s.VIP] = true
 	}
 	for _, s := range a.cfg.Services {
-		if key := serviceKey(s); !kept[s.VIP] {
-			loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}
-			connections, _, err := a.kernel.view().countedConnections(key)
-			if err != nil {
-				return nil, err
-			}
-			if connections != nil && s.Accept.Policy != "" {
-				flows := uint64(*connections)
-				loss.Flows = &flows
-			}
-			losses = append(losses, loss)
+		if kept[s.VIP] {
+			continue
 		}
+		loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}
+		connections, _, err := a.kernel.view().countedConnections(serviceKey(s))
+		if err != nil {
+			return nil, err
+		}
+		if connections != nil && s.Accept.Policy != "" { // otherwise the count is an old one, or none
+			flows := uint64(*connections)
+			loss.Flows = &flows
+		}
+		losses = append(losses, loss)
 	}
 	return losses, nil
 }

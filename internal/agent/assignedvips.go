@@ -16,9 +16,9 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// assignedVIPs manages the VIPs that agents have put on the loopback interface. They are stored in
-// the pinned map belongings. So a later process can remove these addresses, and leaves those that
-// the host had before.
+// assignedVIPs manages the VIPs that agents have put on the loopback interface. The pinned map
+// belongings lists these VIPs. So a later process can remove them, and leaves addresses that the
+// host had before.
 type assignedVIPs struct {
 	m *ebpf.Map
 }
@@ -99,7 +99,8 @@ func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 			continue
 		}
 		err := netlink.AddrDel(lo, hostAddress(vip))
-		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // somebody else has removed it
+		isGone := errors.Is(err, unix.EADDRNOTAVAIL) // somebody else has removed it
+		if err != nil && !isGone {
 			return fmt.Errorf("remove VIP %s from lo: %w", vip, err)
 		}
 		if err := v.m.Delete(vip.As16()); err != nil {

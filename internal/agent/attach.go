@@ -42,7 +42,7 @@ func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, e
 	if err != nil {
 		return datapath.Attached{}, err
 	}
-	return attached[0], nil
+	return attached[0], nil // there is one program for XDP
 }
 
 // setHostMAC sets the MAC address by which the program recognises frames for this host.

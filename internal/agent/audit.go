@@ -29,8 +29,8 @@ const (
 
 // auditor compares the counts of open connections with the sockets that are marked as counted
 // (bpf/agent/connections.h), and corrects a count that is wrong. A count goes wrong if sockets end
-// while the program that counts is not attached, or if another program withdraws the request for
-// calls about a socket.
+// while the program that counts is not attached, or if another BPF program switches off the
+// kernel's calls of the program for a socket.
 //
 // Connections begin and end during a comparison. So each count has two halves, and the program adds
 // new connections to only one of them. The auditor compares the other half, which can only fall. If
@@ -188,8 +188,11 @@ func (m *mismatch) isWrong() bool {
 // two steps, and it removes the mark of a socket just before the kernel changes the socket's state.
 func (a *auditor) correct(ctx context.Context, half uint32) error {
 	first, err := a.compare(half)
-	if err != nil || !first.isWrong() || !wait(ctx, a.confirm) {
+	if err != nil || !first.isWrong() {
 		return err
+	}
+	if !wait(ctx, a.confirm) {
+		return nil
 	}
 	second, err := a.compare(half)
 	if err != nil {

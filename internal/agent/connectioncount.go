@@ -26,9 +26,9 @@ const connectionCountPin = "link_sockops"
 // stays until the agent is detached, even if no service needs the count. If it were detached and
 // attached again, connections that had ended in between would stay counted.
 //
-// If the host does not support the program, followConnections logs that. The load of services whose
-// source is connections is then unknown. A cookie then moves to its socket when the host sends
-// its first packet in the connection, unless a flood has evicted the cookie before.
+// If the host does not support the program, followConnections logs that. Then the load of services
+// whose source is connections is unknown, and a cookie moves to its socket when the host sends its
+// first packet in the connection, unless a flood has evicted the cookie before.
 func (a *Agent) followConnections(t *datapath.Takeover, cfg *desired.Agent) {
 	wanted := slices.ContainsFunc(cfg.Services, func(s desired.AgentService) bool { return s.Accept.Policy != "" })
 	begun, err := a.kernel.countingBegun()

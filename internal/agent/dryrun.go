@@ -26,8 +26,8 @@ type dryRun struct {
 	balancers *ebpf.Map
 }
 
-// Sections of global variables that a dry run does not share with the original. Its constants
-// differ in dry_run, and it records decisions in a map of its own.
+// Sections of global variables that a dry run does not share with the original: the constant
+// dry_run has another value there, and the decisions of a dry run are in a map of its own.
 const (
 	constantsSection = ".rodata"
 	recordSection    = ".data.decision"
@@ -144,15 +144,15 @@ func (d *agentDecision) service() agentServiceKey {
 	return key
 }
 
-// question describes a packet of a connection that a balancer could send to the server.
+// question describes a packet of a connection, as a balancer could send it to the server.
 type question struct {
 	client, vip netip.AddrPort
 	function    srv6.Function
 	last        bool // no other server is left
 }
 
-// frame returns the packet that q describes. ok is false if the server has no locator, and so no
-// functions.
+// frame returns the packet that q describes. ok is false if the server has no locator, so that no
+// balancer sends it packets with functions.
 func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 	var locator uint64
 	var mac [8]byte

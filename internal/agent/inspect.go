@@ -65,7 +65,7 @@ func OpenView(instance string) (_ *View, err error) {
 	if v.program, err = ebpf.LoadPinnedProgram(pin, nil); err != nil {
 		return nil, fmt.Errorf("%s: %w", pin, err)
 	}
-	refuseReads(spec) // queries need no reads of the kernel's memory: they have no ACK
+	refuseReads(spec) // only packets with an ACK need such reads, and the queries of a view have none
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}

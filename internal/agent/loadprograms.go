@@ -45,7 +45,7 @@ func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 	}}
 	if err := k.load(node); err != nil {
 		err = k.undo(fmt.Errorf("load the data path: %w", err))
-		return nil, errors.Join(err, k.close(), k.loader.Undo())
+		return nil, errors.Join(err, k.close(), k.loader.Undo()) // Undo removes the pins of this start
 	}
 	return k, nil
 }
@@ -70,9 +70,9 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	return k.loader.Pin()
 }
 
-// variant returns the constants of the programs. It also finds out whether an earlier process has
-// attached programs, and sets the keys of the flow table. kept are the tables that an earlier
-// process has left.
+// variant returns the constants of the programs. kept are the tables that an earlier process has
+// left. variant also finds out whether an earlier process has attached programs, warns about tables
+// that start empty, and sets the keys of the flow table.
 func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ map[string]any, err error) {
 	_, err = os.Stat(k.loader.PathOf(datapath.LinkPin))
 	k.isFirst = errors.Is(err, os.ErrNotExist)
@@ -182,14 +182,14 @@ var declared = datapath.Declarations{
 	{Name: agentMapQuicOwnIds, Life: datapath.Renewed},
 	{Name: agentMapServiceNames, Life: datapath.Renewed},
 
-	{Name: agentMapBalancers},
-	{Name: agentMapDeliveredFragments},
-	{Name: agentMapResets},
-	{Name: agentMapSignalKeys},
+	{Name: agentMapBalancers, Life: datapath.Private},
+	{Name: agentMapDeliveredFragments, Life: datapath.Private},
+	{Name: agentMapResets, Life: datapath.Private},
+	{Name: agentMapSignalKeys, Life: datapath.Private},
 }
 
-// undo returns err, the error of a failed start. If no earlier process has attached programs, it
-// removes everything that this start and killed earlier starts have left.
+// undo returns err, with which a start has failed. If no earlier process has attached programs,
+// undo first removes everything that this start and killed earlier starts have left.
 func (k *kernel) undo(err error) error {
 	if !k.isFirst {
 		return err

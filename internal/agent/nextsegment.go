@@ -36,8 +36,8 @@ func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 }
 
 // find looks up the route through the interface, and sets Router and Problem. Problem stays empty
-// if the kernel does not know the neighbour yet: when a packet comes, the kernel asks for its
-// address.
+// if the kernel does not know the neighbour yet: when a packet comes, the kernel asks the neighbour
+// for its MAC address.
 func (n *NextSegment) find(ifindex int) error {
 	if ifindex == 0 {
 		n.Problem = "the agent is not attached"

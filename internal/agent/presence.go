@@ -79,12 +79,12 @@ func (a *Agent) followVIPs() error {
 
 // restore puts a VIP on the host again, if the agent assigns VIPs. It returns whether the VIP is
 // present now. After a failed attempt, restore makes no other for presenceInterval: an attempt
-// takes up to a second, and its own changes of addresses cause the next check of the VIPs.
+// takes up to a second, and changes addresses, so that the VIPs are checked again.
 func (a *Agent) restore(vip netip.Addr) bool {
-	if !a.cfg.Node.AssignsVIPs() || time.Since(a.refused[vip]) < presenceInterval {
+	if !a.cfg.Node.AssignsVIPs() || time.Since(a.restoreFailed[vip]) < presenceInterval {
 		return false
 	}
-	delete(a.refused, vip)
+	delete(a.restoreFailed, vip)
 	err := datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		return a.kernel.assigned.assign(t, map[netip.Addr]bool{vip: true})
 	})
@@ -92,7 +92,7 @@ func (a *Agent) restore(vip netip.Addr) bool {
 		if !a.absent[vip] {
 			a.log.Error("cannot restore a VIP on this host", "vip", vip, "error", err)
 		}
-		a.refused[vip] = time.Now()
+		a.restoreFailed[vip] = time.Now()
 		return false
 	}
 	if isLocal(vip) {

@@ -37,7 +37,7 @@ func querySockets(
 	if _, err := program.Run(&ebpf.RunOptions{Data: question, DataOut: answer}); err != nil {
 		return state, fmt.Errorf("ask for sockets of %s: %w", vip, err)
 	}
-	copy(question, answer)
+	copy(question, answer) // question is the memory of state
 	return state, nil
 }
 

@@ -117,8 +117,8 @@ type QUICState struct {
 	QUICID       string        `json:"quic_id"`
 	FormerQUIC   *desired.QUIC `json:"former_quic,omitempty"`
 	FormerQUICID string        `json:"former_quic_id,omitempty"`
-	// IDs are the compared IDs by result: issued_own, issued_other and delivered_other. The
-	// application issues IDs in its packets. Delivered IDs are in packets of clients.
+	// IDs has counts by the result of the comparison: issued_own, issued_other and delivered_other.
+	// The application issues IDs in its packets. Delivered IDs are in packets of clients.
 	IDs map[string]IDCount `json:"ids"`
 }
 
@@ -172,11 +172,11 @@ func (v *View) idCounts(key agentServiceKey) (map[string]IDCount, error) {
 
 // othersWarned is the last warning that the application of a service issues IDs of other servers.
 type othersWarned struct {
-	packets uint64 // how many packets had such IDs then
+	packets uint64 // how many packets had IDs of other servers at that time
 	at      time.Time
 }
 
-// othersInterval is the shortest time between two such warnings about a service.
+// othersInterval is the shortest time between two warnings of followQUIC about the same service.
 const othersInterval = time.Minute
 
 // followQUIC warns about applications that issue connection IDs of other servers. It does not warn
@@ -195,7 +195,7 @@ func (a *Agent) followQUIC() error {
 		before, known := a.others[s.Name]
 		grown := datapath.Growth(others.Packets, before.packets)
 		switch {
-		case !known: // these packets are from before the start
+		case !known: // the counted packets are from before the start: no warning
 			before.packets = others.Packets
 		case grown > 0 && time.Since(before.at) >= othersInterval:
 			a.log.Warn("the program issues connection IDs that do not name this server: "+

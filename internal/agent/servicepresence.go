@@ -56,8 +56,8 @@ func (l localVIPs) has(key agentServiceKey) bool {
 }
 
 // presence finds out what the host has for a service. The condition is the one that the data path
-// tells balancers, with an exception: a service that refused a connection, and has a listening
-// socket again, is up.
+// tells balancers, with an exception: a service that has refused a connection is up here as soon as
+// it has a listening socket again.
 func (v *View) presence(key agentServiceKey, local localVIPs) (p Presence, err error) {
 	var present, listener uint32
 	if _, err := find(v.maps.Vips, key.Vip.In6U.U6Addr8, &present); err != nil {

@@ -66,8 +66,8 @@ type diagSocket struct {
 	mark  *agentCountedSocket // nil: the socket has no mark
 }
 
-// isEstablished tells whether the handshake is complete, and the server has not closed the
-// connection. The program that counts connections has marked such a socket, if it was attached.
+// isEstablished tells whether the handshake of an open connection is complete. The program that
+// counts connections has marked the socket of such a connection, if the program was attached.
 func (s diagSocket) isEstablished() bool { return s.state != synRecv }
 
 // each calls f for the socket of each open TCP connection.
@@ -94,7 +94,7 @@ func (d *socketDump) each(f func(diagSocket)) error {
 	return nil
 }
 
-// The states of open connections: BPF_TCP_* in the kernel's bpf.h.
+// The states of connections that the server has not closed: BPF_TCP_* in the kernel's bpf.h.
 const established, synRecv, closeWait = 1, 3, 8
 
 // diagRequest is the header of a request for TCP sockets: struct inet_diag_req_v2.

@@ -13,9 +13,9 @@ import (
 const timestampsPath = "/proc/sys/net/ipv4/tcp_timestamps"
 
 // followTimestamps tells the data path whether the host sends TCP timestamps, which carry the
-// cookies of services with persistence stateless. It warns if the host sends none and a balancer
-// has asked for cookies. An agent does not know the persistence of a service. So only such a
-// request shows that a service needs the timestamps.
+// cookies of services with persistence stateless. It warns if the host sends no timestamps and a
+// balancer has asked for cookies: an agent does not know the persistence of a service, so only a
+// request for cookies shows that a service needs the timestamps.
 func (a *Agent) followTimestamps() error {
 	value, err := os.ReadFile(timestampsPath)
 	if err != nil {

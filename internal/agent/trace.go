@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Trace is what a server knows about a connection, and what it would do with its next packet.
+// Trace is what a server knows about a connection, and would do with the connection's next packet.
 type Trace struct {
 	Instance string         `json:"instance"`
 	Client   netip.AddrPort `json:"client"`
@@ -39,8 +39,8 @@ type Trace struct {
 	Next *NextSegment `json:"next,omitempty"`
 }
 
-// LacksVIP tells whether the kernel delivers no packets because the host lacks the VIP: a service
-// has the VIP and the port, but the VIP is not an address of the host.
+// LacksVIP tells whether a service has the VIP and the port, but the VIP is not an address of the
+// host. Then the kernel delivers no packets to the VIP.
 func (t *Trace) LacksVIP() bool { return t.Condition != "" && !t.VIPPresent }
 
 // TracedFlow is the agent's entry of a connection, as in table III of the 6LB paper.

@@ -27,8 +27,8 @@ func vipLine(vip address) uint64 {
 	return sum * 0x9e3779b97f4a7c15 >> (64 - vipLineBits) // spread in bpf/net/hash.h
 }
 
-// replace makes the lines hold the given VIPs. VIPs that stay keep their places, because packets
-// read the lines meanwhile. The values of want do not matter.
+// replace makes the lines hold the VIPs that are keys of want, as far as there is room. VIPs that
+// stay keep their places, because packets read the lines meanwhile.
 func (l *vipLines) replace(want map[address]uint32) {
 	var none address // a free place
 	held := map[address]bool{}
@@ -49,7 +49,7 @@ func (l *vipLines) replace(want map[address]uint32) {
 	}
 }
 
-// writeVIPLines writes the given VIPs to the data path's lines, as far as the lines have room.
+// writeVIPLines writes the VIPs that are keys of want to the lines of the data path.
 func (k *kernel) writeVIPLines(want map[address]uint32) error {
 	var lines vipLines
 	if err := k.objects.VipLines.Get(&lines); err != nil {

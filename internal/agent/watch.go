@@ -23,8 +23,8 @@ import (
 // interval share a watch, whatever their capacities are.
 type watches map[desired.Source]*watch
 
-// follow makes w read the sources of the configuration until stopAll. It does not interrupt watches
-// of unchanged sources.
+// follow makes w read the sources that the configuration names, until stopAll. It does not
+// interrupt the watches of sources that the configuration still names.
 func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	want := map[agentServiceKey]desired.Source{}
 	for _, s := range cfg.Services {

@@ -50,8 +50,8 @@ type Accept struct {
 	Accepted  uint64  `json:"accepted" doc:"by the policy; forced connections do not count"`
 }
 
-// agentServiceOf returns what the data path tells about a service. The fields of the desired state
-// are missing.
+// agentServiceOf returns a service with the fields that the data path knows. The caller sets those
+// of the desired state.
 func agentServiceOf(s *agent.ServiceState) AgentService {
 	service := AgentService{
 		Name: s.Name, VIP: s.VIP.String(), Port: desired.PortOf(s.Port).String(), Protocol: string(s.Protocol),

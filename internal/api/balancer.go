@@ -95,32 +95,42 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 		if wanted == nil {
 			continue // the desired state, which was read later, has the service no more
 		}
-		service := Service{
+		services = append(services, Service{
 			Name: s.Name, VIP: wanted.VIP.String(), Port: wanted.Port.String(),
 			Protocol:  string(wanted.Protocol),
 			Placement: string(wanted.Placement), Persistence: string(wanted.Persistence),
 			Encapsulation: string(wanted.Encapsulation), OnDrain: string(wanted.OnDrain),
-			TakesFlows: s.TakesFlows, Servers: []Server{},
+			TakesFlows:   s.TakesFlows,
 			HasFlowTable: s.Persistence.Method().HasFlowTable,
 			Override:     overrides[s.Name],
-		}
-		wantedServers := map[string]*desired.Server{}
-		for i := range wanted.Servers {
-			wantedServers[wanted.Servers[i].Name] = &wanted.Servers[i]
-		}
-		for _, state := range s.Servers {
-			server := Server{
-				Name: state.Name, Address: state.Address, Condition: string(state.Condition),
-				Flows: flowsOf(snapshot, s, state), Override: overrides[s.Name+"/"+state.Name],
-			}
-			if w := wantedServers[state.Name]; w != nil {
-				server.Drained, server.Weight = w.Drained, *w.Weight
-			}
-			service.Servers = append(service.Servers, server)
-		}
-		services = append(services, service)
+			Servers:      serversOf(snapshot, s, wanted, overrides),
+		})
 	}
 	return &body[[]Service]{services}, nil
+}
+
+// serversOf returns the servers of a service. A server that the desired state, which was read
+// later, no longer has is neither drained nor has a weight.
+func serversOf(
+	all *inspect.Snapshot, service *inspect.ServiceState, wanted *desired.Service,
+	overrides map[string]string,
+) []Server {
+	wantedServers := map[string]*desired.Server{}
+	for i := range wanted.Servers {
+		wantedServers[wanted.Servers[i].Name] = &wanted.Servers[i]
+	}
+	servers := []Server{}
+	for _, state := range service.Servers {
+		server := Server{
+			Name: state.Name, Address: state.Address, Condition: string(state.Condition),
+			Flows: flowsOf(all, service, state), Override: overrides[service.Name+"/"+state.Name],
+		}
+		if w := wantedServers[state.Name]; w != nil {
+			server.Drained, server.Weight = w.Drained, *w.Weight
+		}
+		servers = append(servers, server)
+	}
+	return servers
 }
 
 // flowsOf returns the numbers of flows of a server, or nil if they are unknown. Half-open flows are

@@ -112,7 +112,7 @@ func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 	return problems
 }
 
-// changed returns the answer to a change that had this result or error.
+// changed returns the answer to a request for a change, from the result or the error of the change.
 func changed(result *control.Result, err error) (*body[Changed], error) {
 	if err != nil {
 		return nil, refusal(err)
@@ -130,7 +130,7 @@ func changed(result *control.Result, err error) (*body[Changed], error) {
 	return &body[Changed]{answer}, nil
 }
 
-// effectsOf returns what overrides do, by their targets: SERVICE or SERVICE/SERVER.
+// effectsOf maps the target of each override, SERVICE or SERVICE/SERVER, to what the override does.
 func effectsOf(overrides []desired.Override) map[string]string {
 	effects := map[string]string{}
 	for _, o := range overrides {

@@ -28,7 +28,7 @@ import (
 
 // Client calls the API of an instance on this host.
 type Client struct {
-	// AllowRemovals permits changes to take more servers out of service than their limit.
+	// AllowRemovals permits changes to take more servers out of service than the limit allows.
 	AllowRemovals bool
 	// IfVersion is the version that must be in force for a change. Empty: any version.
 	IfVersion string
@@ -162,10 +162,10 @@ func (f EventsFrom) query() string {
 // reconnectInterval is the time between two attempts to reach a process that has ended.
 const reconnectInterval = 500 * time.Millisecond
 
-// Events calls handle for each event, until handle fails, or until the context ends. If the
-// connection is interrupted, Events connects again and continues with the next event. If the
-// process has ended, Events calls onWait once, and continues when a new process answers. The error
-// is nil only if the context has ended.
+// Events calls handle for each event, until handle fails, or until the context ends. A process must
+// answer the first request. If the connection is interrupted later, Events connects again and
+// continues with the next event. If the process has ended, Events calls onWait once, and continues
+// when a new process answers. The error is nil only if the context has ended.
 func (c *Client) Events(
 	ctx context.Context, from EventsFrom, handle func(events.Event) error, onWait func(),
 ) error {
@@ -204,7 +204,7 @@ func (c *Client) Events(
 			last, isWaiting = next, false
 		case last == "":
 			return fmt.Errorf("instance %q: the stream of events has ended: %w", c.instance, interruption)
-		default: // a new process has ended before it sent anything
+		default: // a later process has ended before it sent anything
 			pause()
 		}
 	}
@@ -241,9 +241,9 @@ func (c *Client) openEvents(ctx context.Context, from EventsFrom, last string) (
 }
 
 // readEvents reads server-sent events until the connection is interrupted, and calls handle for
-// each. It returns the number of the last event, and the error of handle. It drops an event that is
-// cut off: the next connection brings all of it. An event without data is only a number: the events
-// continue after it.
+// each. It returns the number of the last event, why the connection ended, and the error of handle.
+// It drops an event that is cut off: the next connection brings all of it. An event without data
+// only tells the number after which the events continue.
 func readEvents(body io.Reader, handle func(events.Event) error) (last string, interruption, err error) {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, longestEvent)
@@ -281,11 +281,11 @@ func readEvents(body io.Reader, handle func(events.Event) error) (last string, i
 	return last, interruption, nil
 }
 
-// longestEvent is a size in bytes that no event reaches.
+// longestEvent is more than the size of any event, in bytes.
 const longestEvent = 1 << 20
 
-// call makes a request with a JSON body and reads the answer. headers are names and values of
-// headers in turn.
+// call makes a request with a JSON body and reads the answer. headers are alternately the name and
+// the value of a header.
 func (c *Client) call(
 	ctx context.Context, method, path string, request, answer any, headers ...string,
 ) error {
@@ -317,23 +317,27 @@ func (c *Client) send(
 	}
 	defer response.Body.Close()
 	if response.StatusCode >= http.StatusBadRequest {
-		var problem huma.ErrorModel
-		err := json.NewDecoder(response.Body).Decode(&problem)
-		switch {
-		case err != nil && (response.StatusCode == http.StatusNotFound ||
-			response.StatusCode == http.StatusMethodNotAllowed):
-			// An earlier build has no such operation, and answers with plain text.
-			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; "+
-				"restart it", c.instance, method, r.URL.Path)
-		case err != nil:
-			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
-		}
-		return problemError(&problem)
+		return c.refusedBy(response)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
 	}
 	return nil
+}
+
+// refusedBy returns the error of a request that was refused by a response.
+func (c *Client) refusedBy(response *http.Response) error {
+	var problem huma.ErrorModel
+	if json.NewDecoder(response.Body).Decode(&problem) == nil {
+		return problemError(&problem)
+	}
+	switch response.StatusCode {
+	case http.StatusNotFound, http.StatusMethodNotAllowed:
+		// An earlier build has no such operation, and answers with plain text.
+		return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; "+
+			"restart it", c.instance, response.Request.Method, response.Request.URL.Path)
+	}
+	return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 }
 
 // problemError returns an error with the text of a problem that the API has answered.
@@ -345,13 +349,13 @@ func problemError(problem *huma.ErrorModel) error {
 	return errors.New(strings.Join(texts, "\n"))
 }
 
-// hasEnded tells whether an error says that no process serves the socket.
+// hasEnded tells whether a request has failed with err because no process serves the socket.
 func hasEnded(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// isEnding tells whether an error says that the process has ended before it answered on a
-// connection.
+// isEnding tells whether a request has failed with err because the process closed the connection
+// before it answered.
 func isEnding(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
 }

@@ -38,13 +38,13 @@ func newAPI(title string) (huma.API, http.Handler) {
 // text.
 func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		refusal, pattern := mux.Handler(r)
+		ofMux, pattern := mux.Handler(r)
 		if pattern != "" { // there is an operation for the request
 			mux.ServeHTTP(w, r)
 			return
 		}
-		answer := statusAndHeader{header: http.Header{}} // of the mux
-		refusal.ServeHTTP(&answer, r)
+		answer := statusAndHeader{header: http.Header{}} // the answer of the mux, which is replaced
+		ofMux.ServeHTTP(&answer, r)
 		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: "+
 			"/openapi.json lists all", version.String(), r.URL.Path)
 		switch allowed := answer.header.Get("Allow"); answer.status {
@@ -53,7 +53,7 @@ func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 			w.Header().Set("Allow", allowed)
 			detail = fmt.Sprintf("%s takes %s, not %s", r.URL.Path, allowed, r.Method)
 		default: // a redirection to a path without // or ..
-			refusal.ServeHTTP(w, r)
+			ofMux.ServeHTTP(w, r)
 			return
 		}
 		_ = huma.WriteErr(api, humago.NewContext(&huma.Operation{}, r, w), answer.status, detail)

@@ -85,22 +85,7 @@ func sendEvents(
 ) error {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	connection := http.NewResponseController(w)
-	send := func(text []byte) error {
-		deadline := time.Now().Add(readerPatience)
-		if err := connection.SetWriteDeadline(deadline); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return err
-		}
-		// When the context ends, withStreams sets a shorter deadline. The deadline above may have
-		// replaced it.
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if _, err := w.Write(text); err != nil {
-			return err
-		}
-		return connection.Flush()
-	}
+	send := func(text []byte) error { return sendText(ctx, w, text) }
 	// A number without data is no event. A reader that is interrupted continues after this number.
 	if err := send(fmt.Appendf(nil, ": the events of segue\nid: %d\n\n", after)); err != nil {
 		return err
@@ -112,7 +97,7 @@ func sendEvents(
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil { // nothing has happened
+		if err != nil { // there was no event in the interval
 			if err := send([]byte(":\n\n")); err != nil {
 				return err
 			}
@@ -128,6 +113,24 @@ func sendEvents(
 			}
 		}
 	}
+}
+
+// sendText sends a text of a stream at once.
+func sendText(ctx context.Context, w http.ResponseWriter, text []byte) error {
+	connection := http.NewResponseController(w)
+	err := connection.SetWriteDeadline(time.Now().Add(readerPatience))
+	if err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	// When the context ends, withStreams sets a shorter deadline. If the call above has just replaced
+	// that deadline, a write could delay the end of the process.
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, err := w.Write(text); err != nil {
+		return err
+	}
+	return connection.Flush()
 }
 
 // withStreams lets streams of events last longer than the server's timeouts. It ends them at once

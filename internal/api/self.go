@@ -98,7 +98,7 @@ func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[Self
 			"section bgp. Withdraw the routes to it where they are configured")
 	}
 	if r.Body.UntilRestart && !r.Body.Drained {
-		return nil, huma.Error422UnprocessableEntity("until_restart is of a drain: an undrain has no end")
+		return nil, huma.Error422UnprocessableEntity("until_restart is only for a drain: drained must be true")
 	}
 	// If the state cannot be read, the request must fail before it changes anything.
 	if _, err := b.selfState(ctx); err != nil {

@@ -23,8 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/rundir"
 )
 
-// requestTimeout is how long a request may take. A reload takes two seconds at most, and the time
-// to build tables.
+// requestTimeout is how long a request may take. A reload takes at most two seconds more than it
+// needs to build tables.
 const requestTimeout = time.Minute
 
 // Socket serves the API of a balancer or an agent.
@@ -121,9 +121,11 @@ func peerOf(c net.Conn) string {
 		return ""
 	}
 	var peer *unix.Ucred
-	if raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}) != nil || err != nil {
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err != nil || failed != nil {
 		return ""
 	}
 	return events.User(peer.Uid)

@@ -16,7 +16,7 @@ import (
 // Starting is the handler of a balancer that may not have started yet. Before the start, it answers
 // only requests for the instance and the store, and lets an operator confirm a version of the
 // store. Other requests wait for the start. While the balancer waits for the store, Starting
-// refuses them: this can last for ever.
+// refuses them, because it may wait for ever.
 type Starting struct {
 	control *control.Balancer
 	api     huma.API
@@ -25,8 +25,8 @@ type Starting struct {
 	full    http.Handler // set before the channel is closed
 }
 
-// NewStarting returns the handler of a balancer that starts. A balancer of a fleet must have joined
-// the fleet.
+// NewStarting returns the handler of a balancer that starts. Before the call, a balancer with a
+// store must have joined its fleet.
 func NewStarting(c *control.Balancer) *Starting {
 	s := &Starting{control: c, started: make(chan struct{})}
 	s.api, s.early = newAPI(balancerTitle)

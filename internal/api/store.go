@@ -15,19 +15,19 @@ import (
 // Store is the condition of a balancer's connection to the store of its fleet.
 type Store struct {
 	Reachable bool      `json:"reachable" doc:"whether the store answers"`
-	Since     time.Time `json:"since" doc:"when that began"`
+	Since     time.Time `json:"since" doc:"since when the store answers, or does not answer"`
 	Problem   string    `json:"problem,omitempty" doc:"why the store does not answer"`
 	Newest    string    `json:"newest,omitempty" doc:"the last version of the store that the balancer has read"`
 	Follows   string    `json:"follows,omitempty" doc:"the version that the balancer follows; a newer one waits for generations"`
-	FromCache bool      `json:"from_cache" doc:"whether that comes from the balancer's own file"`
+	FromCache bool      `json:"from_cache" doc:"whether the balancer has read the version that it follows from its own file"`
 	Held      string    `json:"held,omitempty" doc:"why the balancer does not follow the store, or cannot follow its newest version, and what to do"`
-	// Confirmable is set if the reason is that too many servers would be removed.
+	// Confirmable is set if Held is about a version that would remove too many servers.
 	Confirmable string `json:"confirmable,omitempty" doc:"the version that confirm-store makes the balancer follow all the same"`
 	Leader      string `json:"leader,omitempty" doc:"the balancer that makes the generations of the fleet"`
 	Unsaved     string `json:"unsaved,omitempty" doc:"why the balancer could not write its own file"`
 }
 
-// StoreOf returns the condition in the form of the API.
+// StoreOf returns the status of a connection to a store in the form of the API.
 func StoreOf(s store.Status) Store {
 	state := Store{
 		Reachable: s.Reachable, Since: s.Since, Problem: s.Problem, FromCache: s.FromCache, Held: s.Held,
@@ -75,7 +75,7 @@ func (b *balancerAPI) getStore(context.Context, *struct{}) (*body[Store], error)
 }
 
 type confirmRequest struct {
-	Version string `header:"If-Match" required:"true" doc:"the version that was seen, as confirmable of get-store has it"`
+	Version string `header:"If-Match" required:"true" doc:"the version to follow: the value of confirmable that get-store has shown"`
 }
 
 func (b *balancerAPI) confirmStore(ctx context.Context, r *confirmRequest) (*body[Store], error) {

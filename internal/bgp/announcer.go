@@ -29,7 +29,7 @@ import (
 // those that mu guards. Other goroutines may call the exported methods.
 type Announcer struct {
 	log        *slog.Logger
-	file       string // exists while the balancer is drained; empty: a restart ends each drain
+	file       string // from DrainedFile; empty: a restart ends each drain
 	forwarding Forwarding
 	preserved  bool // the data path has worked without a break since the sessions of the process before
 	plan       *Plan
@@ -39,10 +39,8 @@ type Announcer struct {
 	speaker    *speaker
 	events     *events.Stream // nil: nobody follows them
 
-	// attempt is how long a session may take to be established, before it is opened anew.
-	attempt time.Duration
-	// retry is the time until a failed announcement or withdrawal of a route is tried again.
-	retry time.Duration
+	attempt time.Duration // longestAttempt, except in tests
+	retry   time.Duration // routeRetry, except in tests
 
 	mu      sync.Mutex
 	state   State // without Peers and Routes
@@ -97,9 +95,9 @@ func DrainedFile(node *desired.BalancerNode) string {
 	return filepath.Join(node.State, node.Instance+".drained")
 }
 
-// New returns an announcer. Call it before the data path is attached: if a data path works already,
-// an earlier process has left it. It has then worked without a break, and peers keep its routes.
-// New returns an error if it cannot find out whether the balancer is drained.
+// New returns an announcer. Call New before the data path is attached. If a data path works
+// already, an earlier process has left it. Then the data path has worked without a break, and peers
+// may keep the routes. New returns an error if it cannot find out whether the balancer is drained.
 func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
 		log: log, file: DrainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
@@ -159,7 +157,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 	}
 	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
 	noPeers := &Plan{bgp: &desired.BGP{}}
-	if err := a.follow(ctx, noPeers); err != nil {
+	if err := a.follow(ctx, noPeers); err != nil { // begins to open all sessions
 		return err
 	}
 	a.preserved = !a.forwarding.EndsWithProcess // from now on, this process has a data path
@@ -285,8 +283,8 @@ func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
 	})
 }
 
-// follow replaces the peers of the plan before by those of the present plan. It does not touch
-// peers whose configuration and password are the same.
+// follow gives the speaker the peers of the present plan in place of those of before, the earlier
+// plan. It does not touch peers whose configuration and password are the same in both plans.
 func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 	old := map[netip.Addr]desired.BGPPeer{}
 	for _, p := range before.bgp.Peers {
@@ -398,15 +396,15 @@ func (r *routeState) take(v *vip) {
 }
 
 // updateRoute announces a route if a peer takes it, the VIP is served, the balancer is not drained
-// and the hold-down time is over. It announces the route again if its attributes have changed. If
-// one of these conditions is not met, it withdraws the route; but a hold-down only delays a new
-// announcement. It returns when it must be called again, or zero.
+// and the hold-down time is over. If one of the first three conditions is not met, it withdraws the
+// route. A hold-down only delays a new announcement. If the attributes of an announced route have
+// changed, updateRoute announces the route again. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	due := now // when the route may be announced
-	// While results of health checks are missing, the route stays as it is: an announced VIP is
-	// treated as served, and another one is not.
+	// While results of health checks are missing, the route stays as it is: the VIP is treated as
+	// served if it is announced, and otherwise as not served.
 	isServed := r.vip.isServed || r.vip.isUnchecked && r.Announced
-	if isServed { // even if the balancer is drained: the time of a hold-down passes meanwhile
+	if isServed { // also while the balancer is drained, because the hold-down time passes meanwhile
 		due = r.damping.due(now, a.plan.bgp.HoldDown)
 	}
 	switch {
@@ -461,9 +459,9 @@ func (a *Announcer) announce(r *routeState, now time.Time) (retry time.Time) {
 	return time.Time{}
 }
 
-// withdraw withdraws a route if it is announced, and notes the reason why it is not. The reason is
-// empty if the VIP was removed from the configuration. withdraw logs a withdrawal, and a new
-// reason. It returns zero, or if the withdrawal has failed, the time of the next attempt.
+// withdraw withdraws a route if it is announced, and notes the reason why it is not announced. The
+// reason is empty if the VIP was removed from the configuration. withdraw returns zero, or if the
+// withdrawal has failed, the time of the next attempt.
 func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry time.Time) {
 	wasAnnounced, before := r.Announced, r.Reason
 	if wasAnnounced {
@@ -474,12 +472,20 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 		r.Announced, r.Since = false, now
 	}
 	r.Reason = reason
-	names := desired.Names(r.Services)
 	if wasAnnounced {
 		a.events.Publish(events.Event{
 			Kind: events.RouteWithdrawn, Prefix: r.Prefix, Reason: reason.text(),
 		})
 	}
+	a.logReason(r, wasAnnounced, before)
+	return time.Time{}
+}
+
+// logReason logs the reason of a route that is not announced, if the route was withdrawn now, or if
+// the reason differs from the one before. HeldDown counts there as NotServed. For a drain or the
+// removal of a VIP, logReason logs only withdrawals.
+func (a *Announcer) logReason(r *routeState, wasAnnounced bool, before Reason) {
+	reason, names := r.Reason, desired.Names(r.Services)
 	switch {
 	case reason == NotServed && wasAnnounced:
 		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
@@ -492,13 +498,12 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 	case reason == NoPeer && before != NoPeer:
 		a.log.Error("route is NOT announced: no peer takes routes of the VIP's family", "prefix", r.Prefix,
 			"services", names)
-	case !wasAnnounced:
+	case !wasAnnounced: // nothing more to log
 	case reason == Drained:
 		a.log.Info("route withdrawn: the balancer is drained", "prefix", r.Prefix, "services", names)
 	default:
 		a.log.Info("route withdrawn: the VIP is no longer configured", "prefix", r.Prefix, "services", names)
 	}
-	return time.Time{}
 }
 
 // Drain withdraws all routes. If untilRestart is true, the drain ends with the process. Otherwise
@@ -528,8 +533,11 @@ func (a *Announcer) Undrain(ctx context.Context) error {
 		if a.state.Drained == nil {
 			return nil
 		}
-		if err := os.Remove(a.file); a.file != "" && err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("store that the balancer is no longer drained: %w", err)
+		if a.file != "" {
+			err := os.Remove(a.file)
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // a drain until the restart has no file
+				return fmt.Errorf("store that the balancer is no longer drained: %w", err)
+			}
 		}
 		a.log.Info("the balancer is no longer drained", "by", by)
 		a.setDrained(nil, events.Undrained, by)
@@ -547,14 +555,14 @@ func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.events.Publish(events.Event{Kind: kind, By: by})
 }
 
-// store makes the file that tells that the balancer is drained, unless it exists. The file's
-// modification time is when the drain began.
+// store makes the file that tells that the balancer is drained, unless it exists already. The drain
+// began at the modification time of the file.
 func (a *Announcer) store() error {
 	if a.file == "" {
 		return nil
 	}
 	if _, err := os.Stat(a.file); !errors.Is(err, os.ErrNotExist) {
-		return err
+		return err // nil if the file exists
 	}
 	if err := os.MkdirAll(filepath.Dir(a.file), 0o755); err != nil {
 		return err

@@ -35,10 +35,10 @@ type vip struct {
 	services    []string // the services for which the VIP may be announced
 }
 
-// vipsOf returns the VIPs of all services, without services that are never announced. A VIP is
-// served as long as any of its services is, because a withdrawal would end all of them. A service
-// is served if it is Ready, or if it is Usable and configured to be announced then. A VIP has the
-// communities of the balancer and of all its services.
+// vipsOf returns the VIPs of all services that may be announced. A VIP is served as long as any of
+// its services is served, because a withdrawal would end all of them. A service is served if it is
+// Ready, or if it is Usable and its configuration permits to announce it in that state. A VIP has
+// the communities of the balancer and of all its services.
 func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vip {
 	vips := map[netip.Addr]*vip{}
 	for _, s := range services {
@@ -98,9 +98,9 @@ func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 	d.served = time.Time{}
 }
 
-// due notes that the VIP is served now. It returns when the route may be announced, if the VIP is
-// served until then. This is now if the route was never withdrawn, and later the more often it was
-// withdrawn in a row.
+// due notes that the VIP is served now. It returns the time at which the route may be announced, if
+// the VIP is served until then: now if the route was never withdrawn, and otherwise the later, the
+// more often the route was withdrawn in a row.
 func (d *damping) due(now time.Time, holdDown time.Duration) time.Time {
 	if d.withdrawals == 0 {
 		return now

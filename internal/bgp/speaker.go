@@ -105,7 +105,7 @@ func (s *speaker) refuseRoutes(ctx context.Context) error {
 }
 
 // forward sends a change of a session's state to the channel events, and ignores other events of
-// peers. If nobody reads the channel yet, forward blocks, and the library keeps further events.
+// peers. While nobody reads the channel, forward blocks, and the library keeps further events.
 func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_PeerEvent) {
 	if e.Type != apiutil.PEER_EVENT_STATE {
 		return

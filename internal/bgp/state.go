@@ -72,9 +72,8 @@ const (
 	Drained   Reason = "drained"    // the balancer is drained
 )
 
-// text returns in plain words why a route was withdrawn. The Reason is empty if the VIP was removed
-// from the configuration. Unchecked and HeldDown only delay an announcement: no withdrawal has
-// these reasons.
+// text says in plain words why a route was withdrawn. The Reason is empty if the VIP was removed
+// from the configuration. It is never Unchecked or HeldDown, which only delay an announcement.
 func (r Reason) text() string {
 	switch r {
 	case NotServed:

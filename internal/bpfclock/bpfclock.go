@@ -27,7 +27,7 @@ func Monotonic() (time.Duration, error) { return read(unix.CLOCK_MONOTONIC, "mon
 func Boot() (time.Duration, error) { return read(unix.CLOCK_BOOTTIME, "boottime") }
 
 // read returns a clock as BPF programs see it: without the offset that the process's time namespace
-// adds. The clock has this name among the offsets.
+// adds. name is the key of the clock in offsets.
 func read(clock int32, name string) (time.Duration, error) {
 	offsets, err := offsets()
 	if err != nil {
@@ -37,8 +37,8 @@ func read(clock int32, name string) (time.Duration, error) {
 	return now - offsets[name], err
 }
 
-// offsets are those of the process's time namespace, by the names of the clocks. They cannot change
-// while there is a process in the namespace.
+// offsets returns what the process's time namespace adds to each clock, by the clock's name. It
+// reads the file once: the offsets cannot change while there is a process in the namespace.
 var offsets = sync.OnceValues(func() (map[string]time.Duration, error) {
 	const file = "/proc/self/timens_offsets"
 	text, err := os.ReadFile(file)
@@ -55,7 +55,7 @@ var offsets = sync.OnceValues(func() (map[string]time.Duration, error) {
 	return offsets, nil
 })
 
-// parse reads lines with a name, seconds, which may be negative, and nanoseconds.
+// parse reads lines with a clock's name and offset: seconds (may be negative) and nanoseconds.
 func parse(text string) (map[string]time.Duration, error) {
 	offsets := map[string]time.Duration{}
 	for line := range strings.Lines(text) {

@@ -90,7 +90,8 @@ func completeGroups(cmd *cobra.Command) {
 }
 
 // NoArguments returns a check that a command has no arguments. Its error names the flag with which
-// the user can give the argument. meant says what the flag names, such as "the file".
+// the user can give the argument, unless the argument resembles a subcommand. meant says what the
+// flag names, such as "the file".
 func NoArguments(meant, flag string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -136,7 +137,7 @@ func (f *FileFlag) String() string {
 
 func (f *FileFlag) Type() string { return "string" }
 
-// StandardInput is the name of standard input where a command reads a file once.
+// StandardInput names standard input in place of a file, for commands that read the file only once.
 const StandardInput = "-"
 
 // ReadInput returns the content of a file or of standard input, and its name for messages.
@@ -169,9 +170,9 @@ var valueForms = map[string]string{
 	"version":     "a version, as a dry run shows it",
 }
 
-// describeFlagError returns a better error than the library's about a flag. For an invalid value it
-// says what the value must be: the library quotes an error of Go. For an unknown flag it names a
-// flag with a similar name, or the command that lists the flags.
+// describeFlagError returns a better error about a flag than the library's. For an invalid value,
+// it says what the value must be, where the library quotes an error of Go. For an unknown flag, it
+// names a flag with a similar name, or the command that lists the flags.
 func describeFlagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError

@@ -67,16 +67,16 @@ func NewRoot(name, short string) *cobra.Command {
 	return root
 }
 
-// Complete adds the commands that every program has.
+// Complete adds the commands that every program has, and completes those that group others.
 func Complete(root *cobra.Command) {
 	root.AddCommand(newMan(), newVersion(root.Name()))
 	addLibraryCommands(root)
 	completeGroups(root)
 }
 
-// withoutBareUse changes the library's template of the help. A command that groups others is
-// runnable, because it shows its help. Its usage would have a line with only its name:
-// withoutBareUse removes this line.
+// withoutBareUse changes the library's template of the help. A command that groups others can run,
+// because it shows its help. So the template would print a line of usage with only the name of the
+// command. The result lacks this line.
 func withoutBareUse(template string) string {
 	return strings.Replace(template, "{{if .Runnable}}",
 		"{{if and .Runnable (or (not .HasSubCommands) (ne .UseLine .CommandPath))}}", 1)

@@ -23,9 +23,9 @@ const (
 	mostDepth = 100
 	// mostSeparators is the greatest number of characters that separate nodes, also in comments.
 	mostSeparators = 2_000_000
-	// A byte of the text may stand for mostNodesOfByte nodes. That suffices for 400 services whose
-	// aliases stand for the same 160 servers. It does not permit a million nodes in ten kilobytes. A
-	// small file may have fewNodes.
+	// Each byte of the text may stand for mostNodesOfByte nodes, and a small file may have fewNodes in
+	// any case. That suffices for 400 services whose aliases stand for the same 160 servers. It does
+	// not permit a million nodes in ten kilobytes.
 	mostNodesOfByte, fewNodes = 20, 100_000
 	// mostErrors is the greatest number of errors that are listed. An error is longer than the node
 	// that it is about.
@@ -94,19 +94,19 @@ func tooManyNodes(most int) string {
 		"alias counts as all that it stands for", most)
 }
 
-// extent is the size of a document, or of a part of it, with all aliases expanded.
+// extent is the size of a document or of a node, with all aliases expanded.
 type extent struct{ nodes, bytes, depth int }
 
 // bounds measures a document.
 type bounds struct {
 	mostNodes int
-	anchors   map[*yaml.Node]*extent // of nodes with an anchor; nil: the node is being measured
+	anchors   map[*yaml.Node]*extent // the nodes with an anchor; nil: this node is being measured
 	total     extent                 // of the nodes so far; its depth is not used
 }
 
 // checkBounds returns an error about the node at which a document exceeds the bounds, or about an
-// alias that stands for a value that contains the alias. length is the length of the text in bytes.
-// checkBounds expands no alias, so its time is linear in the length of the text.
+// alias for a value that contains this alias. length is the length of the text in bytes. Values are
+// measured only once, even if many aliases stand for them, so the time is linear in the length.
 func checkBounds(root *yaml.Node, length int) *fieldpath.Error {
 	b := bounds{
 		mostNodes: min(max(fewNodes, length*mostNodesOfByte), mostNodes), anchors: map[*yaml.Node]*extent{},

@@ -18,8 +18,8 @@ type Content struct {
 
 // ParseContent reads a file with the content of a store: the services, and the overrides if there
 // are any. The file may be a configuration file: its other sections have no effect. ParseContent
-// checks that the balancer with the files f can follow the content. The error is of type
-// fieldpath.Errors.
+// returns an error of type fieldpath.Errors if the balancer whose files are f could not follow the
+// content.
 func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
@@ -27,7 +27,7 @@ func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, er
 	}
 	top := resolved(root.Content[0])
 	overrides := child(top, "overrides")
-	// Check the services as part of the balancer's own file.
+	// Check the services together with the other sections of the balancer's own file.
 	top = with(top, "overrides", nil)
 	for _, s := range sectionsOf(f.File) {
 		top = with(top, s.name, child(resolved(f.root.Content[0]), s.name))

@@ -21,15 +21,15 @@ import (
 )
 
 // document decodes a file. It has the fields of the file with their lines, and the errors and
-// warnings found so far. Each error names the path of its field. The errors of the library's own
-// decoder name only lines and types of Go.
+// warnings found so far. Each error names the path of its field, where the errors of the library's
+// own decoder name only lines and types of Go.
 type document struct {
 	fields   map[string]place            // by path, without fields that are null or empty
 	lacking  map[string]bool             // the paths of sections with a field that could not be decoded
 	bounds   map[string]fieldpath.Bounds // by path, for fields with a range tag
 	problems fieldpath.Errors
 	warnings fieldpath.Errors
-	isFile   bool                           // all lines are lines of one file
+	isFile   bool                           // all lines are lines of the same file
 	before   *decoded                       // services that were decoded before; nil: none
 	servers  map[*yaml.Node]*desired.Server // servers that were decoded before, of the present service
 	reused   map[string]bool                // the paths of services and servers that were reused
@@ -46,10 +46,10 @@ type place struct {
 // the struct must have types that the files of this package use. Fields that data does not have
 // keep their values.
 //
-// Then Decode collects the errors that rules returns. The errors of the functions further could be
-// consequences of others, so Decode calls these functions only while there are no errors. If an
-// error has no line, Decode finds the line by the path. It omits errors about a field if the field,
-// or a part of it, could not be decoded. The error is of type fieldpath.Errors.
+// Then Decode calls rules and collects the errors. The errors of the functions in further could be
+// consequences of other errors, so Decode calls these functions only while there are no errors. If
+// an error has no line, Decode finds the line by the path. It omits errors about a field if the
+// field, or a part of it, could not be decoded. The error is of type fieldpath.Errors.
 func Decode(data []byte, into any, rules func() fieldpath.Errors, further ...func() fieldpath.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
@@ -72,8 +72,8 @@ func (d *document) check(rules func() fieldpath.Errors) {
 	}
 }
 
-// describe returns the service or server of a field, and its line, in parentheses, such as
-// " (server web/s1, line 12)". It returns an empty text for an empty path, or if neither is known.
+// describe returns the service or server of a field and the field's line in parentheses, such as
+// " (server web/s1, line 12)". If neither is known, or the path is empty, the text is empty.
 func (d *document) describe(path string) string {
 	if path == "" {
 		return ""
@@ -198,7 +198,7 @@ func (d *document) bad(path string) bool {
 }
 
 // failf reports an error about a field. It does nothing if the field, or a part of it, could not be
-// decoded: this error is reported already.
+// decoded, because that is reported already.
 func (d *document) failf(path, format string, args ...any) {
 	if d.bad(path) || d.lacking[path] {
 		return
@@ -265,13 +265,15 @@ type Variant interface {
 	Choose(name string) (any, error)
 }
 
-// value decodes a node into a field, and reports errors. A null leaves the field as it is.
+// value decodes a node into a field, and reports errors. A null leaves the field as it is, and so
+// does an empty text for an address.
 func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	line := node.Line
 	for node.Kind == yaml.AliasNode {
 		node = node.Alias
 	}
-	if node.Kind == yaml.ScalarNode && (node.Tag == "!!null" || node.Value == "" && isAddress(into)) {
+	isNull := node.Tag == "!!null" || node.Value == "" && isAddress(into)
+	if node.Kind == yaml.ScalarNode && isNull {
 		return
 	}
 	d.fields[path] = place{line: line, text: node.Value}
@@ -324,8 +326,7 @@ func (d *document) variant(path string, node *yaml.Node, v Variant) {
 	}
 }
 
-// isAddress tells whether a value is an IP address or prefix. For these, an empty text means no
-// value.
+// isAddress tells whether a value is an IP address or prefix.
 func isAddress(v reflect.Value) bool {
 	switch v.Interface().(type) {
 	case netip.Addr, netip.Prefix:

@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// checkEncoding returns an error if a file is not text in UTF-8. A byte order mark is allowed. The
-// error names the encoding and the line. The errors of YAML's reader do not.
+// checkEncoding returns an error if a file is not text in UTF-8. A byte order mark is allowed.
+// Unlike the errors of YAML's reader, the error names the encoding and the line.
 func checkEncoding(data []byte) *fieldpath.Error {
 	at := func(i int, format string, args ...any) *fieldpath.Error {
 		return &fieldpath.Error{Line: 1 + bytes.Count(data[:i], []byte("\n")), Problem: fmt.Sprintf(format, args...)}
@@ -35,8 +35,8 @@ func checkEncoding(data []byte) *fieldpath.Error {
 	return nil
 }
 
-// otherEncoding returns the name of the encoding if a file seems to be in another encoding of
-// Unicode than UTF-8, or an empty text.
+// otherEncoding returns the name of the encoding if a file seems to be in an encoding of Unicode
+// other than UTF-8, and otherwise an empty text.
 func otherEncoding(data []byte) string {
 	begins := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
 	switch { // the byte order marks in both orders
@@ -60,7 +60,7 @@ func otherEncoding(data []byte) string {
 // secondDocument returns the line at which the second document of a text begins. The mark "---"
 // begins a document, and "..." ends one.
 func secondDocument(data []byte) int {
-	began, ended := false, false // the first document
+	began, ended := false, false // whether the first document has
 	number := 0
 	for line := range bytes.Lines(data) {
 		number++

@@ -76,8 +76,8 @@ func ParseAgentFiles(data []byte) (*AgentFiles, fieldpath.Errors, error) {
 	return changed, warnings, nil
 }
 
-// unusedOverrides warns if a balancer with a store still has a file of overrides. The file is from
-// the time before the balancer had a store.
+// unusedOverrides warns if a balancer with a store still has overrides in a file, from the time
+// before it had the store.
 func unusedOverrides(b *desired.Balancer) (warnings fieldpath.Errors) {
 	overrides, _, err := readOverrides(b.OverridesFile())
 	if len(overrides) > 0 || err != nil {
@@ -154,9 +154,9 @@ func WithStored(
 	return next, append(stored.warnings.In(storeName), more...), err
 }
 
-// WithOverrides returns the files with other overrides, and without Stored. The warnings and the
-// error are about the overrides. They name fields by service and server, such as web/s1.weight. The
-// error is of type fieldpath.Errors.
+// WithOverrides returns the files with overrides in place of their own, and without Stored. The
+// warnings and the error are about the overrides. They name fields by service and server, such as
+// web/s1.weight. The error is of type fieldpath.Errors.
 func (f *Files[D]) WithOverrides(
 	overrides []desired.Override,
 ) (changed *Files[D], warnings fieldpath.Errors, err error) {
@@ -171,7 +171,7 @@ func (f *Files[D]) WithOverrides(
 	merged, m := merge(f.root, overrides)
 	state, all, problems := f.read(merged, f.decoded())
 	if len(problems) > 0 {
-		state, all, problems = f.read(merged, nil) // again, as errors about reused services lack values
+		state, all, problems = f.read(merged, nil) // again: errors about reused services lack values
 	}
 	if len(problems) > 0 {
 		return nil, nil, m.translated(problems, merged).In(f.place).OrNil()
@@ -192,7 +192,7 @@ func (f *Files[D]) decoded() *decoded {
 	return nil
 }
 
-// refuseServers returns an error for each override of a server, if these are the files of an agent.
+// refuseServers returns an error for each override of a server, if f are the files of an agent.
 func (f *Files[D]) refuseServers(overrides []desired.Override) (problems fieldpath.Errors) {
 	for i := range overrides {
 		if problem := f.refuseServer(&overrides[i]); problem != nil {
@@ -202,7 +202,7 @@ func (f *Files[D]) refuseServers(overrides []desired.Override) (problems fieldpa
 	return problems
 }
 
-// refuseServer returns an error if an override is of a server, and these are the files of an agent.
+// refuseServer returns an error if an override is of a server, and f are the files of an agent.
 func (f *Files[D]) refuseServer(o *desired.Override) *fieldpath.Error {
 	if _, isAgent := any(f.File).(*desired.Agent); !isAgent || o.Server == "" {
 		return nil

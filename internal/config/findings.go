@@ -4,14 +4,15 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Finding is about a setting that is legal but unwise. If an operator intends the setting, the
-// operator can allow the rule of the finding.
+// Finding is about a setting that is valid but unwise. Operators who intend the setting can allow
+// the rule of the finding.
 type Finding struct {
 	*fieldpath.Error        // Problem has the reason and the cure
 	Rule             string // the name of the rule, as in docs/reference/configuration.md
@@ -36,9 +37,8 @@ type inspection struct {
 // findf adds a finding of the present rule about a field. The text has the reason, and the cure
 // after a semicolon.
 func (i *inspection) findf(path, format string, args ...any) {
-	d := document{fields: i.fields}
-	d.warnf(path, format, args...)
-	i.findings = append(i.findings, Finding{d.warnings.In(i.file)[0], i.rule})
+	found := fieldpath.Errors{i.at(path, fmt.Sprintf(format, args...))}.In(i.file)
+	i.findings = append(i.findings, Finding{found[0], i.rule})
 }
 
 // Rules returns the names of all rules, sorted.
@@ -96,9 +96,9 @@ func inspect[T any](i *inspection, desired *T, rules []rule[T]) ([]Finding, erro
 	return i.findings, nil
 }
 
-// trustedInterface finds a file that does not say whether the interface is inside the segment
-// routing domain. By default it is, and all packets that arrive there are trusted. usesSRv6 tells
-// whether the node takes packets of SRv6. A balancer with an interface inside needs no such field.
+// trustedInterface finds a file without node.internal. By default, the interface is inside the
+// segment routing domain, and all packets that arrive there are trusted. usesSRv6 tells whether the
+// node takes packets of SRv6. inside is node.inside: with it, a balancer needs no node.internal.
 func (i *inspection) trustedInterface(usesSRv6 bool, inside string) {
 	const path = "node.internal"
 	if !usesSRv6 || inside != "" || i.has(path) {

@@ -30,8 +30,8 @@ var agentRules = []rule[desired.Agent]{
 	{"mtu", (*inspection).impossibleMTU},
 }
 
-// openTunnels finds addresses at which tunnels end. The agent takes a packet of gre or ipip without
-// knowing its sender. It does so even if no service has these encapsulations.
+// openTunnels finds addresses at which tunnels end. The agent takes a packet of gre or ipip from
+// any sender, even if no service has these encapsulations.
 func (i *inspection) openTunnels(a *desired.Agent) {
 	if len(a.Node.Addresses) > 0 {
 		i.findf("node.addresses", "the agent takes gre and ipip packets to these addresses from any sender, with any "+
@@ -39,8 +39,8 @@ func (i *inspection) openTunnels(a *desired.Agent) {
 	}
 }
 
-// noTags finds an agent without a key for signals, if a service has fields for hunting. As in
-// warnOfForgedQuestions, only these fields tell that balancers may hunt.
+// noTags finds an agent without a key for signals, if a service has the field accept or load, and
+// so probably hunts (see warnOfForgedQuestions).
 func (i *inspection) noTags(a *desired.Agent) {
 	if a.Node.SignalKey != "" {
 		return

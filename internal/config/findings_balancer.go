@@ -61,8 +61,8 @@ func (i *inspection) noReject(b *desired.Balancer) {
 	}
 }
 
-// passedVIPs finds a balancer that passes packets to a removed VIP to its host at once, and does
-// not drop them for some time.
+// passedVIPs finds a balancer that does not drop packets to removed VIPs for some time, but passes
+// them at once.
 func (i *inspection) passedVIPs(b *desired.Balancer) {
 	if b.Node.DropRemovedVIPs == 0 {
 		i.findf("node.drop-removed-vips", "0s: while routers still send packets to a removed VIP, a host that "+
@@ -70,7 +70,7 @@ func (i *inspection) passedVIPs(b *desired.Balancer) {
 	}
 }
 
-// plainStore finds a store with connections without TLS, other than to this host.
+// plainStore finds a store on another host to which connections are without TLS.
 func (i *inspection) plainStore(b *desired.Balancer) {
 	if b.Store == nil || b.Store.Etcd.UsesTLS() {
 		return
@@ -114,8 +114,8 @@ func (i *inspection) publicSeed(b *desired.Balancer) {
 	}
 }
 
-// unsignedSignals finds a balancer without a key for signals that has an interface inside. For
-// other balancers, warnOfForgedSignals warns.
+// unsignedSignals finds a balancer that hunts with an interface inside, and has no key for signals.
+// Without an interface inside, warnOfForgedSignals warns.
 func (i *inspection) unsignedSignals(b *desired.Balancer) {
 	if b.Node.Inside == "" || b.Node.SignalKey != "" {
 		return
@@ -184,7 +184,7 @@ func (i *inspection) fewServerSlots(b *desired.Balancer) {
 	}
 }
 
-// noHints finds a balancer without a hint table that has a service with cookies.
+// noHints finds a balancer that has a service with cookies, but no hint table.
 func (i *inspection) noHints(b *desired.Balancer) {
 	if b.Node.Limits.Hints > 0 {
 		return
@@ -227,9 +227,9 @@ func (i *inspection) drainedServers(path string, s *desired.Service) {
 	}
 }
 
-// movingFlows finds services of UDP whose flows move away from drained servers by default. In
-// releases without the option on-drain, the flows stayed. So an operator whose file lacks the
-// option may expect that they stay.
+// movingFlows finds services of UDP whose flows move away from drained servers only because the
+// file lacks on-drain. In releases that did not know on-drain, flows stayed, so an operator may
+// expect that they stay.
 func (i *inspection) movingFlows(path string, s *desired.Service) {
 	at := fieldpath.Child(path, "on-drain")
 	if s.Protocol == desired.UDP && s.OnDrain == desired.OnDrainMoveUDP && !i.has(at) {
@@ -258,8 +258,8 @@ func (i *inspection) noHealth(path string, s *desired.Service) {
 const slowestDetection = 10 * time.Second
 
 // slowDetection finds a service whose health checks need a long time to find a failure. In the
-// worst case, the server fails just after a check, and the last of the failing checks ends by its
-// timeout.
+// worst case, the server fails just after a check has passed, and the last of the checks that must
+// fail ends by its timeout.
 func (i *inspection) slowDetection(path string, s *desired.Service) {
 	h := s.Health
 	if h == nil {
@@ -327,8 +327,8 @@ func (i *inspection) fewCandidates(path string, s *desired.Service) {
 	}
 }
 
-// unrecoverableFlows finds services whose flows other balancers do not find. It leaves out services
-// that infer: warnOfSeveralBalancers warns about them.
+// unrecoverableFlows finds services for whose flows other balancers do not find the server. It
+// leaves out services that infer: warnOfSeveralBalancers warns about them.
 func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 	if len(b.Node.Balancers()) < 2 {
 		return
@@ -347,8 +347,8 @@ func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 	}
 }
 
-// shortestIdle is how long a balancer should keep the entry of an idle TCP connection, if it does
-// not probe the agents of its servers.
+// shortestIdle is how long a balancer should at least keep the entry of an idle TCP connection, if
+// it does not probe the agents of the servers.
 const shortestIdle = 15 * time.Minute
 
 // shortIdleTimeout finds a service that forgets idle TCP connections early.
@@ -380,7 +380,7 @@ func (i *inspection) narrowPath(b *desired.Balancer) {
 		for _, server := range s.Servers {
 			tunnels = append(tunnels, server.Address)
 		}
-		// Agents clamp the MSS, so only clients of these services send packets that do not fit.
+		// Where an agent clamps the MSS, clients send no packets that do not fit.
 		isUnclamped := s.Protocol == desired.UDP || s.Encapsulation.IsTunnel()
 		if need := clientMTU + s.Encapsulation.Overhead(tunnels); isUnclamped && mtu < need {
 			i.findf(fieldpath.Child(fieldpath.Item("services", n), "encapsulation"), "packets of %d bytes do not fit: %s has an "+

@@ -13,7 +13,7 @@ import (
 const (
 	// shortestHoldTime lets a busy router or balancer send no keepalives for some seconds.
 	shortestHoldTime = 6 * time.Second
-	// longestHoldTime is the longest time for which a router should send packets to a dead host.
+	// longestHoldTime is the longest time for which a router should still send packets to a dead host.
 	longestHoldTime = 30 * time.Second
 	// shortestRestartTime is twice the longest time until a session returns (docs/operate/bgp.md).
 	shortestRestartTime = time.Minute
@@ -104,7 +104,7 @@ func (i *inspection) harmfulCommunities(b *desired.Balancer) {
 }
 
 // uselessUsable finds services with announce: usable and all-failed: refuse. If all servers fail
-// their checks, the routes are withdrawn, as with announce: ready.
+// their checks, their routes are withdrawn all the same, as with announce: ready.
 func (i *inspection) uselessUsable(path string, s *desired.Service) {
 	if s.Announcement() == desired.AnnounceUsable && s.AllFailed == desired.AllFailedRefuse {
 		i.findf(fieldpath.Child(path, "bgp.announce"), "usable does not keep the route when all servers fail their "+

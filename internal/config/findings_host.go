@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Host is what rules read from the host, apart from files. If a configuration is checked on a host
-// without its interfaces and files, these rules find nothing.
+// Host is what rules read from the host, apart from files. Rules that read the host find nothing if
+// the host lacks the interface or the file.
 type Host struct {
 	// MTU returns the MTU of an interface in bytes, or false if the host does not have it.
 	MTU func(name string) (mtu int, ok bool)
@@ -39,7 +39,7 @@ func ThisHost() Host {
 
 // keyFile finds a key file that a start or a reload would refuse.
 func (i *inspection) keyFile(file string) {
-	if file == "" || unix.Access(file, unix.R_OK) != nil { // no such file, or this user may not read it
+	if file == "" || unix.Access(file, unix.R_OK) != nil { // there is no file, or it is not readable
 		return
 	}
 	var problem *fieldpath.Error
@@ -152,21 +152,21 @@ func writers(file string, trusted trust) string {
 // directory above the file, and writer names the users that can replace a file in it. In a sticky
 // directory, only the owner of a file can replace it.
 func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
-	mode := info.Mode()
 	owner, ok := info.Sys().(*syscall.Stat_t)
-	sticky := isAbove && mode&fs.ModeSticky != 0 // write permission does not suffice
-	switch {
-	case !ok:
+	if !ok {
 		return ""
-	case mode.Perm()&othersMayWrite != 0 && !sticky:
+	}
+	isSticky := isAbove && info.Mode()&fs.ModeSticky != 0
+	permits := func(write fs.FileMode) bool { return info.Mode().Perm()&write != 0 && !isSticky }
+	trustsOwner := owner.Uid == 0 || int(owner.Uid) == os.Geteuid() || trusted == trustOwner && !isAbove
+	switch {
+	case permits(othersMayWrite):
 		return "any user of this host"
 	case trusted == trustSome:
 		return ""
-	case mode.Perm()&groupMayWrite != 0 && owner.Gid != 0 && !sticky:
+	case permits(groupMayWrite) && owner.Gid != 0:
 		return fmt.Sprintf("the group %d", owner.Gid)
-	case trusted == trustOwner && !isAbove:
-		return ""
-	case owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
+	case !trustsOwner:
 		return fmt.Sprintf("the user %d", owner.Uid)
 	}
 	return ""

@@ -60,8 +60,8 @@ func sectionsOf(state any) (sections []section) {
 	return sections
 }
 
-// withSections returns the document root. If root lacks a section other than services, the result
-// has the section of f's configuration file.
+// withSections returns the document root, with those sections of f's configuration file that root
+// lacks, except services.
 func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 	top := resolved(root.Content[0])
 	for _, s := range sectionsOf(f.File) {
@@ -72,8 +72,8 @@ func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
 }
 
-// otherSections returns a warning for each section other than services that differs between wanted
-// and f's configuration file. Such a section of wanted has no effect.
+// otherSections warns about each section other than services that differs between wanted and f's
+// configuration file, because such a section of wanted has no effect.
 func (f *Files[D]) otherSections(wanted D) (warnings fieldpath.Errors) {
 	own := sectionsOf(f.File)
 	for i, s := range sectionsOf(wanted) {
@@ -106,7 +106,7 @@ func itemsOf(list []desired.Item, root *yaml.Node) *items {
 	return all
 }
 
-// nodesIn returns a function that calls nodesOf once.
+// nodesIn returns a function that returns the result of nodesOf, and calls it only once.
 func nodesIn(root *yaml.Node) func() map[target]*yaml.Node {
 	return sync.OnceValue(func() map[target]*yaml.Node { return nodesOf(root) })
 }
@@ -160,8 +160,8 @@ func differences(before, after *items) (overrides []desired.Override) {
 		default:
 			o.Set = patch(before.written(t), after.written(t))
 		}
-		// The values can differ while the fields in both files are the same: then a default differs,
-		// because of a field that another override sets.
+		// If the values differ and the fields in both files are the same, a default differs because of a
+		// field that another override sets. Then no override is needed here.
 		if o.Add != nil || len(o.Set) > 0 {
 			overrides = append(overrides, o)
 		}

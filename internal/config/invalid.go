@@ -49,7 +49,7 @@ func asProblems(err error, file string) fieldpath.Errors {
 // error, or else all overrides of the service that cause it together.
 func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings fieldpath.Errors) {
 	var invalid []desired.InvalidOverride
-	for {
+	for { // each round leaves out at least one more
 		changed, warnings, err := f.WithOverrides(overrides)
 		if err == nil {
 			slices.SortStableFunc(invalid, func(a, b desired.InvalidOverride) int {
@@ -78,9 +78,8 @@ func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], w
 // error. Each try reads all services, and a start must not take minutes.
 const mostTried = 100
 
-// suspects returns the overrides to leave out because of errors in fields that no override sets.
-// The result has the index of each override, and the errors that it causes, with the override's
-// line.
+// suspects returns the overrides to leave out because of errors in fields that no override sets. It
+// maps the index of each override to the errors that the override causes, which get its line.
 //
 // Overrides of a service and of its servers may be valid only together. So suspects first looks for
 // a service without whose overrides there are fewer errors. Then it looks among these overrides for
@@ -97,7 +96,7 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	for i := range all {
 		all[i] = i
 	}
-	slices.Reverse(all) // among overrides of the same rank, the last one is left out
+	slices.Reverse(all) // among overrides of the same rank, the last one counts as the likeliest
 	slices.SortStableFunc(all, func(a, b int) int {
 		return cmp.Compare(rank(&overrides[a], named), rank(&overrides[b], named))
 	})
@@ -116,10 +115,10 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Err
 	return wrong
 }
 
-// rank orders overrides by how likely they cause the errors, the likeliest first:
+// rank tells how likely an override causes errors that name the targets in named, 0 the likeliest:
 //   - 0: an error names the target of the override
-//   - 1: the target is another service, which can conflict with the services that errors name
-//   - 2: the target is another server, which can conflict only with servers of its own service
+//   - 1: the target is any other service, which can conflict with the services that errors name
+//   - 2: the target is any other server, which can conflict only with servers of its own service
 func rank(o *desired.Override, named map[string]bool) int {
 	switch {
 	case named[o.Target()]:
@@ -169,7 +168,7 @@ func (f *Files[D]) firstCause(
 
 // WithoutInvalid returns the files without those invalid overrides for which isGone is true, and a
 // warning about each of these. It removes the lines from the problems of the other invalid
-// overrides: the change writes a file of overrides with other lines.
+// overrides, because a change will write the file of overrides anew, with other lines.
 func (f *Files[D]) WithoutInvalid(
 	isGone func(*desired.InvalidOverride) bool,
 ) (others *Files[D], warnings fieldpath.Errors) {
@@ -186,7 +185,7 @@ func (f *Files[D]) WithoutInvalid(
 	return &next, warnings
 }
 
-// culprits returns the overrides that set a field with an error: the index of each, and the errors.
+// culprits maps the index of each override that itself sets a field with an error to the errors.
 func (f *Files[D]) culprits(overrides []desired.Override) map[int]fieldpath.Errors {
 	wrong := map[int]fieldpath.Errors{}
 	for i := range overrides {

@@ -30,7 +30,7 @@ type merger struct {
 type serviceOverrides struct {
 	own     int            // of the service itself; -1: none
 	servers map[string]int // by the names of the servers
-	added   []int          // of all servers, in the order of the overrides: each may add a server
+	ordered []int          // the same as servers, in the order of merger.overrides
 }
 
 // merge returns the document of a file to which overrides were applied.
@@ -45,13 +45,12 @@ func merge(root *yaml.Node, overrides []desired.Override) (*yaml.Node, *merger) 
 			s = &serviceOverrides{own: -1, servers: map[string]int{}}
 			m.services[o.Service] = s
 		}
-		switch {
-		case o.Server == "":
+		if o.Server == "" {
 			s.own = i
-		default:
-			s.servers[o.Server] = i
-			s.added = append(s.added, i)
+			continue
 		}
+		s.servers[o.Server] = i
+		s.ordered = append(s.ordered, i)
 	}
 	top := resolved(root.Content[0])
 	return &yaml.Node{
@@ -109,11 +108,11 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 		switch {
 		case !ok:
 			merged.Content = append(merged.Content, server)
-		case !m.overrides[i].Remove: // if it adds this server, only its patch counts
+		case !m.overrides[i].Remove: // if the override adds this server again, only its patch counts
 			merged.Content = append(merged.Content, patched(resolved(server), m.overrides[i].Set))
 		}
 	}
-	for _, i := range s.added {
+	for _, i := range s.ordered {
 		o := &m.overrides[i]
 		if o.Add != nil && !m.hasServer[[2]string{name, o.Server}] {
 			added := with(nodeOf(map[string]any(o.Add)), "name", scalar(o.Server))
@@ -124,23 +123,23 @@ func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
 }
 
 // exists tells whether the target of an override exists. A service exists if the file has it, or if
-// this override adds it. A server exists if its service exists, no override removes the service,
-// and one of these has the server: the file, the override that adds the service, or this override.
+// the override adds it. A server exists if its service exists and is not removed, and one of these
+// has the server: the file, the override that adds the service, or the server's own override.
 func (m *merger) exists(o *desired.Override) bool {
-	s := m.services[o.Service]
-	if s.own >= 0 && m.overrides[s.own].Remove && o.Server != "" {
-		return false
-	}
 	if o.Server == "" {
 		return m.hasService[o.Service] || o.Add != nil
 	}
-	added := s.own >= 0 && m.overrides[s.own].Add != nil
-	return m.hasServer[[2]string{o.Service, o.Server}] ||
-		o.Add != nil && (m.hasService[o.Service] || added)
+	var ofService desired.Override // empty: the service has none
+	if i := m.services[o.Service].own; i >= 0 {
+		ofService = m.overrides[i]
+	}
+	hasService := (m.hasService[o.Service] || ofService.Add != nil) && !ofService.Remove
+	hasServer := m.hasServer[[2]string{o.Service, o.Server}] || o.Add != nil
+	return hasService && hasServer
 }
 
-// existsWithout tells whether the target of an override exists even without this override: the file
-// has it, or the override that adds its service.
+// existsWithout tells whether the target of an override exists even without this override: whether
+// it is in the file or, for a server, in the override that adds its service.
 func (m *merger) existsWithout(o *desired.Override) bool {
 	if o.Server == "" {
 		return m.hasService[o.Service]
@@ -173,8 +172,8 @@ func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Err
 	return effective, warnings
 }
 
-// translated changes the paths and lines of errors or warnings about a merged document. The indexes
-// in their paths are not those of the file. So a path in a service begins with the name of the
+// translated changes the paths and lines of errors or warnings about a merged document, because the
+// indexes in these paths are not those of the file. A path in a service begins with the name of the
 // service or server instead, as in web/s1.weight. The line is that of the server's override. If
 // there is none, it is the line of the service's override, or else 0. An error outside the services
 // keeps its path, and has line 0.
@@ -209,7 +208,7 @@ func (m *merger) translatedOne(problem *fieldpath.Error, services []*yaml.Node) 
 type mergedPlace struct {
 	target   desired.Override // only its names; empty: the place is not in a service
 	rest     string           // the path below the target
-	override int              // index of the override of the server or, without one, of the service; -1: none
+	override int              // index of the server's override, or else of the service's; -1: none
 }
 
 // placeOf returns the place of a path in a merged document with these services.
@@ -282,7 +281,7 @@ func with(mapping *yaml.Node, name string, value *yaml.Node) *yaml.Node {
 	for i := 0; i < len(mapping.Content); i += 2 {
 		key, field := mapping.Content[i], mapping.Content[i+1]
 		if key.Value == name {
-			if found || value == nil { // a field that is given twice occurs once in the result
+			if found || value == nil { // found: the field is given twice, and occurs once in the result
 				continue
 			}
 			field, found = value, true
@@ -333,7 +332,7 @@ func nameOf(item *yaml.Node) string {
 	return ""
 }
 
-// resolved returns the node for which an alias stands. It returns another node as it is.
+// resolved returns the node for which an alias stands, and any other node as it is.
 func resolved(node *yaml.Node) *yaml.Node {
 	for node != nil && node.Kind == yaml.AliasNode {
 		node = node.Alias
@@ -431,8 +430,8 @@ func treeOf(node *yaml.Node) any {
 			return false
 		}
 	case "!!int":
-		// A name or a hexadecimal ID such as 007 can look like a number. Its digits must not change, so
-		// it stays a string.
+		// A name or a hexadecimal ID, such as 007, can look like a number. If the number would be written
+		// otherwise, the text stays a string.
 		number, err := strconv.ParseInt(node.Value, 10, 64)
 		if err == nil && strconv.FormatInt(number, 10) == node.Value {
 			return number

@@ -92,9 +92,9 @@ func describeSyntax(message string, load *yaml.LoadError) string {
 	return message
 }
 
-// findMistake looks for a common mistake that explains why YAML's reader stopped at a line. The
-// mistake can be in another line. findMistake returns its line and the error in terms of the file.
-// If it finds none, the error is empty.
+// findMistake looks for a common mistake that explains why YAML's reader stopped at the line
+// number. It returns the line of the mistake, which can be another one, and an error in terms of
+// the file. If it finds no mistake, the error is empty.
 func findMistake(data []byte, number int) (line int, problem string) {
 	lines := bytes.Split(data, []byte("\n"))
 	if number < 1 || number > len(lines) {
@@ -111,17 +111,16 @@ func findMistake(data []byte, number int) (line int, problem string) {
 	return number, findMistakeIn(lines, number)
 }
 
-// isIndentedByTab tells whether a line that has text has a tab in its indentation: the first
-// character after the spaces at its begin.
+// isIndentedByTab tells whether a line has text, and a tab before the text as the first character
+// after leading spaces.
 func isIndentedByTab(line []byte) bool {
 	rest := bytes.TrimLeft(line, " ")
 	return len(rest) > 0 && rest[0] == '\t' && len(bytes.TrimSpace(rest)) > 0
 }
 
-// openQuote returns the line in which a quoted text begins that is not closed, and its quote. It
-// looks in lines up to most, and returns line 0 if there is no such text. The quote that begins a
-// later text may seem to close the text. openQuote notices that, because a letter follows this
-// quote.
+// openQuote returns the line in which an unclosed quoted text begins, and its quote. It looks in
+// lines up to most, and returns line 0 if there is no such text. The quote that begins a later text
+// may seem to close the unclosed text. openQuote notices that, because a letter follows that quote.
 func openQuote(data []byte, most int) (line int, quote byte) {
 	line = 1
 	before := byte('\n') // the last character that is not a space

@@ -66,8 +66,8 @@ func ParseBalancer(data []byte) (*desired.Balancer, fieldpath.Errors, error) {
 
 // balancerOf reads a balancer's document. If there are errors, the result is what could be decoded.
 //
-// It reuses the services and servers in before, if before is not nil. An error or warning about a
-// reused one has neither the value nor the line of its field.
+// If before is not nil, balancerOf reuses services and servers in before. An error or warning about
+// a reused service or server has neither the value nor the line of the field.
 func balancerOf(
 	root *yaml.Node, before *decoded,
 ) (b *desired.Balancer, warnings, problems fieldpath.Errors) {
@@ -144,9 +144,9 @@ const (
 )
 
 // KindOf guesses what a file describes. A file that has one of TopologyFields, and not the field
-// node, is the topology of a lab. Every other file is of the role that its fields fit better, or an
+// node, is the topology of a lab. Any other file is of the role that its fields fit better, or an
 // agent's if they fit both roles equally. A mistyped field counts as the field that was probably
-// meant. The error is of type fieldpath.Errors: the file is not a YAML document.
+// meant. If the file is not a YAML document, the error is of type fieldpath.Errors.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {
@@ -170,12 +170,12 @@ var TopologyFields = []string{
 
 // isTopology tells whether a document has a field of a topology, and no field node.
 func isTopology(top *yaml.Node) bool {
-	known, _ := fieldsOfType(reflect.TypeFor[desired.Balancer]())
-	known = append(slices.Clone(TopologyFields), known...)
-	found := false
 	if top.Kind != yaml.MappingNode {
 		return false
 	}
+	known, _ := fieldsOfType(reflect.TypeFor[desired.Balancer]())
+	known = append(slices.Clone(TopologyFields), known...)
+	found := false
 	for i := 0; i < len(top.Content); i += 2 {
 		meant := wording.Nearest(top.Content[i].Value, known...)
 		if meant == "node" {

@@ -35,8 +35,7 @@ func decodedOf(root *yaml.Node, b *desired.Balancer) *decoded {
 
 // reuse sets a service or server to the one that was decoded from the same node before. It returns
 // false if there is none. A reused value has all defaults, and shares memory with the earlier one.
-// If the YAML node of a service has changed, reuse puts its servers that it can reuse into
-// d.servers.
+// For a service whose node has changed, reuse puts the servers that can be reused into d.servers.
 func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool {
 	switch into := into.Addr().Interface().(type) {
 	case *desired.Service:
@@ -65,8 +64,8 @@ func (d *document) reuse(path string, node *yaml.Node, into reflect.Value) bool 
 }
 
 // serversFor returns the decoded servers of a service, by the nodes of the servers. now is the
-// changed node of the service. It returns nil if a field other than servers has changed: the
-// defaults of a server can depend on it.
+// changed node of the service. serversFor returns nil if a field other than servers has changed,
+// because the defaults of a server can depend on that field.
 func (s *decodedService) serversFor(now *yaml.Node) map[*yaml.Node]*desired.Server {
 	before := resolved(s.node)
 	if len(before.Content) != len(now.Content) {
@@ -91,7 +90,7 @@ func (d *document) given(path string) bool {
 	if d.has(path) {
 		return true
 	}
-	end := strings.LastIndexByte(path, ']') // of the path of the service or server
+	end := strings.LastIndexByte(path, ']') // here the path of the service or server ends
 	return end >= 0 && d.reused[path[:end+1]]
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Side is the file of a balancer or of an agent. It must fit the files of the other role.
+// Side is the file of a balancer or of an agent, for a comparison with files of the other role.
 type Side struct {
 	Balancer *desired.Balancer // nil for an agent's file
 	Agent    *desired.Agent    // nil for a balancer's file
@@ -113,7 +113,7 @@ func addressPath(server *desired.Server, at string) string {
 	return fieldpath.Child(at, "address")
 }
 
-// eachServer calls a function for each server of a balancer, with its path.
+// eachServer calls a function for each server of a balancer, with its path and the service's.
 func (s *Side) eachServer(each func(service *desired.Service, server *desired.Server, serviceAt, at string)) {
 	for i := range s.Balancer.Services {
 		service := &s.Balancer.Services[i]
@@ -124,7 +124,7 @@ func (s *Side) eachServer(each func(service *desired.Service, server *desired.Se
 	}
 }
 
-// sameHosts reports agents with the same locator, which is an error in one of the files.
+// sameHosts reports each agent that has the locator of an agent before it.
 func (c *comparison) sameHosts(agents []*Side) {
 	first := map[netip.Prefix]*Side{}
 	for _, a := range agents {
@@ -178,7 +178,7 @@ func (c *comparison) keys(b, a *Side) {
 	const path = desired.SignalKeyField
 	file, other := b.Balancer.Node.SignalKey, a.Agent.Node.SignalKey
 	switch {
-	case file == "" && other == "":
+	case file == other: // none, or the same path on two hosts: only one of the files can be here
 		return
 	case other == "":
 		c.differ(a, path, "missing, and the balancer has one: %s", b.at(path))
@@ -186,28 +186,30 @@ func (c *comparison) keys(b, a *Side) {
 	case file == "":
 		c.differ(b, path, "missing, and the agent has one: %s", a.at(path))
 		return
-	case file == other:
-		return // the path is the same on two hosts: only one of the files can be here
 	}
-	keys, err := ReadSignalKeys(file)
-	lastRead := b
-	var others desired.SignalKeys
-	if err == nil {
-		others, err = ReadSignalKeys(other)
-		lastRead = a
+	keys := c.keysOf(b, file)
+	if keys == nil {
+		return
 	}
-	var problem *fieldpath.Error
-	switch {
-	case errors.As(err, &problem):
-		if problem.Problem != unix.ENOENT.Error() {
-			c.warn(lastRead, path, "the keys of both sides were not compared: %s", problem.Problem)
-		}
-	// A node signs by its first key, so the other node must have this key.
+	others := c.keysOf(a, other)
+	switch { // a node signs by its first key, so the other node must have this key
+	case others == nil:
 	case !slices.Contains(keys, others[0]):
 		c.differ(a, path, "the first key in the file is not among those of the balancer: %s", b.at(path))
 	case !slices.Contains(others, keys[0]):
 		c.differ(b, path, "the first key in the file is not among those of the agent: %s", a.at(path))
 	}
+}
+
+// keysOf reads the file with the keys of a side. It returns nil if the file cannot be read. If the
+// file exists, it warns about that.
+func (c *comparison) keysOf(s *Side, file string) desired.SignalKeys {
+	keys, err := ReadSignalKeys(file)
+	var problem *fieldpath.Error
+	if errors.As(err, &problem) && problem.Problem != unix.ENOENT.Error() {
+		c.warn(s, desired.SignalKeyField, "the keys of both sides were not compared: %s", problem.Problem)
+	}
+	return keys
 }
 
 // service compares a service of a balancer with the service of the agent on one of its servers.
@@ -298,7 +300,7 @@ func (c *comparison) noServer(a *Side) {
 	c.differ(a, path, "no balancer's file has a server there")
 }
 
-// noAgents warns about each host with servers of a balancer for which there is no agent's file.
+// noAgents warns about each host that has servers of a balancer, but no agent's file.
 func (c *comparison) noAgents(b *Side, agents []*Side) {
 	if b.hasStore() {
 		c.warn(b, "store", "the services are in the store, and are not compared")

@@ -43,10 +43,10 @@ func ReadSignalKeys(file string) (desired.SignalKeys, error) {
 }
 
 // readSecret reads a file to which only the owner has access. If the file has more than longest
-// bytes, it reads one more than that, so that the caller notices. The error does not contain the
-// name of the file.
+// bytes, readSecret returns longest+1 of them, so that the caller notices. The error does not
+// contain the name of the file.
 func readSecret(file string, longest int) (string, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // without it, to open a FIFO blocks
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // so that a FIFO does not block
 	if system, ok := errors.AsType[*fs.PathError](err); ok {
 		return "", system.Err
 	}

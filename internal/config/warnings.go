@@ -54,8 +54,8 @@ func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
 	}
 }
 
-// warnOfSeveralBalancers warns about services that infer and that several balancers have: placement
-// is then worse, or another balancer does not find the server of a flow. The numbers are from
+// warnOfSeveralBalancers warns about services that infer if there are several balancers: placement
+// is then worse, or another balancer may not find the server of a flow. The numbers are from
 // docs/research/placement.md.
 func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 	several := len(b.Node.Balancers()) > 1
@@ -87,8 +87,8 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 }
 
 // warnOfPeers warns if node.peers does not fit services whose servers have home balancers: the
-// balancers' names decide which is whose home. With infer.among: candidates, other balancers find
-// the flows. So such a service probably has several balancers, and must know their names.
+// names of the balancers decide which of them is the home of a server. A service with infer.among:
+// candidates probably has several balancers, so node.peers must not be empty.
 func (d *document) warnOfPeers(b *desired.Balancer) {
 	if !slices.ContainsFunc(b.Services, func(s desired.Service) bool { return s.HasTerritories() }) {
 		return
@@ -127,11 +127,13 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	}
 }
 
-// warnOfUnseenEnds warns about estimators that learn nothing from UDP, because no packet ends a
-// flow.
+// warnOfUnseenEnds warns about services of UDP with an estimator that learns from the ends of
+// flows: no packet of UDP ends a flow.
 func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
-		if s.IgnoresWeights() && len(s.Placement.Method().Estimators) > 0 && s.Protocol == desired.UDP {
+		// Each estimator that ignores weights learns how fast servers are, from the ends of flows.
+		learns := len(s.Placement.Method().Estimators) > 0 && s.IgnoresWeights()
+		if learns && s.Protocol == desired.UDP {
 			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
 				"because no packet ends a flow: it takes all servers for equal", s.EstimatorName())
 		}
@@ -177,9 +179,9 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 	}
 }
 
-// warnOfForgedQuestions warns if any host can pose as a balancer. It considers only services with
-// the field accept or load: their balancers probably hunt. Only the balancers' files tell whether
-// other services hunt.
+// warnOfForgedQuestions warns if any host can pose as a balancer of a service that hunts. Only the
+// balancers' files tell which services hunt. So the warning is for services with the field accept
+// or load, which probably do.
 func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 	if len(a.Node.Balancers) > 0 {
 		return

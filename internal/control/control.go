@@ -54,10 +54,10 @@ type Controller[D config.State[D]] struct {
 // Report gets the overrides after each change: those in force, and those that are left out.
 type Report func(inForce []desired.Override, invalid []desired.InvalidOverride)
 
-// keeper keeps the overrides of a controller, and makes its changes. Fleet implements it.
+// keeper keeps the overrides in place of a controller, and makes its changes. Fleet is a keeper.
 type keeper[D config.State[D]] interface {
 	Overrides() (list []desired.Override, version string)
-	// Reload makes the process follow its own configuration file, which was read again. The caller
+	// Reload makes the process follow own, its configuration file, which was read again. The caller
 	// holds the controller's mutex.
 	Reload(ctx context.Context, own *config.Files[D]) (fieldpath.Errors, error)
 	Change(ctx context.Context, terms Terms, c change[D]) (*Result, error)
@@ -119,8 +119,8 @@ func (c *Controller[D]) read() (*config.Files[D], fieldpath.Errors, error) {
 	return files, warnings, nil
 }
 
-// versionOf returns the version of a desired state. Equal files and overrides have the same
-// version.
+// versionOf returns the version of a desired state: a hash of the configuration file and of the
+// overrides.
 func versionOf[D config.State[D]](f *config.Files[D]) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%d\n", len(f.Text)) // tells where the file ends and the overrides begin
@@ -135,7 +135,7 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8]) // 64 bits suffice to tell versions apart
 }
 
-// overridesToStore returns the overrides for the file of overrides, with the invalid ones.
+// overridesToStore returns all overrides that belong into the file of overrides, also invalid ones.
 func overridesToStore[D config.State[D]](f *config.Files[D]) []desired.Override {
 	all := slices.Clone(f.Overrides)
 	for _, o := range f.Invalid {
@@ -362,8 +362,8 @@ func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error 
 	return nil
 }
 
-// prepare writes the file of overrides under another name. It returns an error if somebody else has
-// changed the file since the process read or wrote it.
+// prepare writes the file of overrides of next under another name, and sets next.Stored. It returns
+// an error if somebody else has changed the file since the process read or wrote it.
 func (c *Controller[D]) prepare(next *config.Files[D]) (*atomicfile.Pending, error) {
 	path := next.Desired.OverridesFile()
 	if path == "" {

@@ -42,7 +42,7 @@ type draft[D config.State[D]] struct {
 	list  []desired.Override
 	at    map[target]int   // the index in list of the override of a target
 	of    map[string][]int // the indexes in list of the overrides of a service and its servers
-	// sets are the targets whose field Set was edited.
+	// sets are the targets whose overrides have an edited field Set.
 	sets []target
 }
 
@@ -95,8 +95,8 @@ func withoutPlaces(err error, edits []Edit) error {
 	return problems
 }
 
-// isEdited tells whether an edit replaces an invalid override. An edit replaces the override of its
-// target. A reset or removal of a service also replaces the overrides of its servers.
+// isEdited tells whether any edit replaces an invalid override. An edit replaces the override of
+// its target. A reset or removal of a service also replaces the overrides of its servers.
 func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	return slices.ContainsFunc(edits, func(e Edit) bool {
 		replacesServers := e.Server == "" && (e.Reset || e.Remove)
@@ -104,11 +104,11 @@ func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 	})
 }
 
-// refuseUnstable returns errors if a start or reload after the change would lead to another state
-// than the change, whose state next has. This is possible because the start also reads the
-// overrides that are left out now, and some of them may be valid after the change. The errors name
-// these overrides. If there are none, an override that is left out makes another one invalid. Then
-// the errors name all overrides that are left out.
+// refuseUnstable returns errors if the next start or reload would lead to another state than next,
+// the files after a change. This is possible because a start also reads the overrides that are left
+// out now, and some of them may be valid after the change. The errors name the overrides that have
+// become valid. If none has, an override that is left out makes another one invalid. Then the
+// errors name all overrides that are left out.
 func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems fieldpath.Errors) {
 	later, _ := next.WithValid(overridesToStore(next))
 	if reflect.DeepEqual(later.Desired, next.Desired) {
@@ -248,7 +248,7 @@ func (d *draft[D]) edit(e Edit) error {
 		return fmt.Errorf("%s: %w", t, ErrNotFound)
 	case e.Remove:
 		d.reset(t)
-		if d.isInBase(t) { // otherwise its own override had added it, and reset has removed that
+		if d.isInBase(t) { // otherwise only its override had added it, which reset has removed
 			d.override(t).Remove = true
 		}
 		return nil
@@ -259,7 +259,7 @@ func (d *draft[D]) edit(e Edit) error {
 	} else {
 		o.Set = mergePatches(d.baseFields(t), o.Set, e.Set)
 	}
-	o.Line = 0 // the override differs now from the one in the file of overrides
+	o.Line = 0 // the override is no longer that of a line in the file of overrides
 	d.sets = append(d.sets, t)
 	return nil
 }
@@ -272,7 +272,7 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 		return fmt.Errorf("%s: %w", t, ErrExists)
 	case t.server != "" && !d.exists(service):
 		return fmt.Errorf("%s: %w", service, ErrNotFound)
-	case d.isInBase(t): // an override removes it, because it does not exist
+	case d.isInBase(t): // and it does not exist, so an override removes it
 		return fmt.Errorf("%s: %w in the configuration file, and is removed by an override: reset it",
 			t, ErrExists)
 	}
@@ -316,10 +316,10 @@ func (d *draft[D]) baseFields(t target) map[string]any {
 	return d.files.Written(t.service, t.server)
 }
 
-// mergePatches returns the merge patch (RFC 7396) that has the same effect on fields as a first
-// patch and then a second one. If the first patch removes a section and the second one gives it
-// fields, the section must have only these fields. So the result also removes each other field of
-// the section.
+// mergePatches returns the merge patch (RFC 7396) that has the same effect on fields as the patch
+// first and then the patch second. If first removes a section, and second gives the section fields,
+// the section must have only these fields. So the result also removes all other fields of the
+// section.
 func mergePatches(fields, first, second map[string]any) map[string]any {
 	merged := maps.Clone(first)
 	if merged == nil {
@@ -330,7 +330,7 @@ func mergePatches(fields, first, second map[string]any) map[string]any {
 			section, _ := fields[name].(map[string]any)
 			before, isPatch := merged[name].(map[string]any)
 			_, isInFirst := merged[name]
-			if isInFirst && !isPatch { // the first patch removes the section
+			if isInFirst && !isPatch { // the patch first removes the section
 				before = removal(section)
 			}
 			value = mergePatches(section, before, patch)
@@ -349,9 +349,9 @@ func removal(fields map[string]any) map[string]any {
 	return patch
 }
 
-// trimmed removes fields that change nothing from the edited overrides. An example is drained:
-// false for a server that the file does not drain. next has all edited fields, and the result lacks
-// the removed ones. ok is false if there are no such fields, or if they cannot be left out.
+// trimmed returns next without those edited fields of overrides that change nothing, such as
+// drained: false for a server that the file does not drain. ok is false if all edited fields change
+// something, or if those that change nothing cannot be left out.
 func (d *draft[D]) trimmed(
 	next *config.Files[D],
 ) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
@@ -359,9 +359,9 @@ func (d *draft[D]) trimmed(
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
+	// without are the files without the edited patches. Often they are d.files, because the overrides
+	// without these patches are those of d.files.
 	without, others := d.files, d.overrides()
-	// without is the configuration without the edited patches. Often it is d.files, because the
-	// overrides without these patches are those of d.files.
 	if !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
 		var err error
 		if without, _, err = d.files.WithOverrides(others); err != nil {
@@ -394,8 +394,8 @@ func valueOf[D config.State[D]](state D, t target) reflect.Value {
 	return reflect.ValueOf(state.Item(t.service, t.server))
 }
 
-// effective returns the fields of a patch that have different values in the structs before and
-// after. It also returns each field that one of the structs lacks.
+// effective returns a patch without the fields that have the same value in the structs before and
+// after. It keeps each field that one of the structs lacks.
 func effective(patch map[string]any, before, after reflect.Value) map[string]any {
 	kept := map[string]any{}
 	for name, value := range patch {

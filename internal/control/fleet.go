@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// effectPatience is how long a change waits until this balancer has read it from the store, and
-	// has tried to follow it.
+	// effectPatience is how long the request for a change waits until this balancer has read the
+	// change from the store, and has tried to follow it.
 	effectPatience = 10 * time.Second
-	// releasePatience is how long a change then waits until this balancer follows it. It can take
-	// longer, because a service begins at most one generation in ten seconds.
+	// releasePatience is how long the request then waits until this balancer follows the change. That
+	// can take longer, because a service begins at most one generation in ten seconds.
 	releasePatience = 2 * time.Second
 	// storePatience is how long the store may take to make a change. All three times together are
 	// shorter than the timeout of the API's requests.
 	storePatience = 40 * time.Second
 )
 
-// ErrHeld is wrapped in the error of a change that permits removals while a version of the store
-// awaits confirmation, because it removes too many servers. The change would permit the removals of
-// this version, too.
+// ErrHeld is wrapped in the error of a change that permits removals while a version of the store,
+// which removes too many servers, awaits confirmation. The change would permit the removals of that
+// version, too.
 var ErrHeld = errors.New("confirm the version, or restore its servers first")
 
-// CheckRemovals returns a function that checks a change of a store. It returns an error, which
-// wraps ErrRemovals, if the change takes more servers out of service than a balancer's limit
+// CheckRemovals returns a function that checks a change of a store. The function returns an error,
+// which wraps ErrRemovals, if the change takes more servers out of service than the limit in cfg
 // allows. namesDrains tells that somebody has named each server that the change drains. Then
 // drained servers do not count.
 func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after store.Tree) error {
@@ -75,8 +75,8 @@ type Fleet struct {
 }
 
 // Join connects the controller with the store that its configuration names, and begins to follow
-// it. The result is nil if the configuration names none. Join returns an error if a file of the
-// configuration cannot be read.
+// the store. The result is nil if the configuration names no store. Join returns an error if a file
+// for the connection, such as one with a key, cannot be read.
 func (c *Balancer) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
 	cfg := c.Desired()
 	if cfg.Store == nil {
@@ -93,7 +93,7 @@ func (c *Balancer) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
 	f.follower = store.NewFollower(s, f, cfg, ownGenerations(&cfg.Node, log), log)
 	c.fleet, c.keeper = f, f
 	ctx, f.cancel = context.WithCancel(ctx)
-	go func() { // Close waits for its end
+	go func() { // Close waits for the end of this goroutine
 		defer close(f.ended)
 		_ = f.follower.Run(ctx)
 	}()
@@ -116,8 +116,8 @@ func (f *Fleet) Close() error {
 	return f.store.Close()
 }
 
-// First waits until the balancer has services: from the store, or those that it has followed last.
-// It calls waiting every few seconds until then.
+// First waits until the balancer has services: those in the store, or those that the balancer has
+// followed last. Until then, First calls waiting every few seconds.
 func (f *Fleet) First(ctx context.Context, waiting func(store.Status)) error {
 	return f.follower.First(ctx, waiting)
 }
@@ -249,7 +249,7 @@ func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (fieldpat
 	return warnings, err
 }
 
-// logNew logs the warnings that were not logged for the previous state. Most warnings are the same
+// logNew logs the warnings that the previous state did not have, because most warnings are the same
 // for each state. The caller holds the controller's mutex.
 func (f *Fleet) logNew(warnings fieldpath.Errors) {
 	texts := textsOf(warnings)
@@ -288,19 +288,12 @@ func (f *Fleet) Overrides() ([]desired.Override, string) {
 // result has a warning. Except in a dry run, Change refuses to permit removals while a version of
 // the store awaits confirmation: the change would permit the removals of this version, too.
 func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balancer]) (*Result, error) {
-	change := store.Change{
-		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !c.isWhole, DryRun: terms.DryRun,
-		Who: events.ActorOf(ctx),
+	change, err := f.changeOf(ctx, terms, c.isWhole)
+	if err != nil {
+		return nil, err
 	}
-	if terms.Version != "" {
-		var err error
-		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrVersion, err)
-		}
-	}
-	if !terms.PermitsRemovals {
-		change.Check = CheckRemovals(f.controller.Desired(), !c.isWhole)
-	} else if held := f.Status().Confirmable; held != (store.Version{}) && !terms.DryRun {
+	held := f.Status().Confirmable
+	if held != (store.Version{}) && terms.PermitsRemovals && !terms.DryRun {
 		return nil, fmt.Errorf("version %s is held (segue store status), and --allow-removals would also "+
 			"permit the removals of that version: %w", held, ErrHeld)
 	}
@@ -329,6 +322,24 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 	}
 	result.Warnings = append(result.Warnings, f.awaitEffect(ctx, version)...)
 	return result, nil
+}
+
+// changeOf returns a change of the store with these terms. The caller sets Edit.
+func (f *Fleet) changeOf(ctx context.Context, terms Terms, isWhole bool) (store.Change, error) {
+	change := store.Change{
+		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !isWhole, DryRun: terms.DryRun,
+		Who: events.ActorOf(ctx),
+	}
+	if !terms.PermitsRemovals {
+		change.Check = CheckRemovals(f.controller.Desired(), !isWhole)
+	}
+	if terms.Version != "" {
+		var err error
+		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
+			return change, fmt.Errorf("%w: %w", ErrVersion, err)
+		}
+	}
+	return change, nil
 }
 
 // edit computes a change: the content of the store after the change, and the result for this
@@ -361,7 +372,7 @@ func (f *Fleet) edit(
 }
 
 // awaitEffect waits until this balancer follows a change. It returns a warning if the balancer has
-// not read the change in time, if it does not follow the store for another reason, or if it awaits
+// not read the change in time, if it does not follow the change for another reason, or if it awaits
 // the next generation of a service. These are not errors, because the change is in the store.
 func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warnings fieldpath.Errors) {
 	hasConsidered := func(s store.Status) bool {

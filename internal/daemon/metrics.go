@@ -23,11 +23,11 @@ const (
 	mostConnections = 64 // at a time; further ones wait
 )
 
-// scrapeTimeout is the time for a client to send its request, and again to read the answer.
+// scrapeTimeout is how long a client may take to send a request, and again to read the answer.
 const scrapeTimeout = 30 * time.Second
 
-// Metrics serves Prometheus metrics over HTTP, at /metrics. It serves the registered metrics, and
-// those of the process, the build and the reloads of its configuration.
+// Metrics serves Prometheus metrics over HTTP, at /metrics: those that the caller registers, and
+// those of the process, of the build, and of reloads of the configuration.
 type Metrics struct {
 	*prometheus.Registry
 	log      *slog.Logger

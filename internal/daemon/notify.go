@@ -12,8 +12,8 @@ import (
 )
 
 // Notify tells the service manager the state of the process, such as "READY=1"; see sd_notify(3).
-// It does nothing if there is no service manager. It returns no error if the receiver has removed
-// its socket: a receiver may wait only for the start.
+// It does nothing if there is no service manager. It returns no error if the service manager has
+// removed its socket, because some wait only for the start.
 func Notify(state string) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {

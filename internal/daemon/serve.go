@@ -21,8 +21,8 @@ type Service interface {
 	Run(context.Context) error
 	// Ready returns a channel that is closed when the service does its work.
 	Ready() <-chan struct{}
-	// Steps returns a number. Once the service is ready, the number grows at least every ten seconds,
-	// unless the service is stuck.
+	// Steps returns how many steps the service has made. Once the service is ready, the number grows
+	// at least every ten seconds, unless the service is stuck.
 	Steps() uint64
 }
 
@@ -38,10 +38,10 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 // ready. From then on, Serve calls reload for each value from hangups. A value that came earlier
 // waits until then. If reload fails, it must have changed nothing; Serve logs the error.
 //
-// When the context ends, Serve logs the cause, and detach, the command that detaches the data path.
-// If detach is empty, the data path ends with the process.
+// When the context ends, Serve logs the cause and the command that detaches the data path.
+// detachCommand is empty if the data path ends with the process.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
-	detach string, log *slog.Logger) error {
+	detachCommand string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
 	group.Go(func() error { return service.Run(running) })
 	group.Go(func() error {
@@ -55,7 +55,7 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 	group.Go(func() error {
 		reloadOnHangups(running, service, reload, hangups, log)
 		if ctx.Err() != nil { // otherwise the service has failed, and its error says more
-			announceStop(service, context.Cause(ctx), detach, log)
+			announceStop(service, context.Cause(ctx), detachCommand, log)
 		}
 		return nil
 	})
@@ -87,7 +87,7 @@ func reloadOnHangups(
 }
 
 // announceStop logs why the process stops, and what becomes of the data path.
-func announceStop(service Service, reason error, detach string, log *slog.Logger) {
+func announceStop(service Service, reason error, detachCommand string, log *slog.Logger) {
 	isReady := false
 	select {
 	case <-service.Ready():
@@ -95,11 +95,12 @@ func announceStop(service Service, reason error, detach string, log *slog.Logger
 	default:
 	}
 	switch {
-	case isReady && detach == "":
+	case isReady && detachCommand == "":
 		log.Info("stopping; the data path ends with the process", "reason", reason)
 	case isReady:
-		log.Info("stopping; the data path stays attached and keeps working", "reason", reason, "remove", detach)
-	case detach == "": // the data path of an earlier process has ended with it
+		log.Info("stopping; the data path stays attached and keeps working", "reason", reason,
+			"remove", detachCommand)
+	case detachCommand == "": // the data path of an earlier process has ended with that process
 		log.Info("stopping before the data path was attached", "reason", reason)
 	default:
 		log.Info("stopping before the data path was attached; the data path of an earlier process stays",

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// watchdogInterval returns the time between two checks of the service. It is a quarter of the time
-// after which the service manager ends a process that does not notify it. If the service manager
-// has no such time, the result is 0. See sd_watchdog_enabled(3).
+// watchdogInterval returns the time between two checks of the service: a quarter of the time after
+// which the service manager ends a process that does not notify it. If the service manager never
+// does that, the result is 0. See sd_watchdog_enabled(3).
 func watchdogInterval() time.Duration {
 	if pid := os.Getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
 		return 0

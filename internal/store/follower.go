@@ -289,12 +289,12 @@ type confirmation struct {
 
 // outcome returns the answer to a confirmation, after consider has returned err. The answer is nil
 // if the balancer follows the confirmed version. It wraps ErrVersion if the store has released
-// another version, and the balancer follows that version or needs a confirmation of it. Otherwise
-// it is err.
+// another version: either the balancer follows that version, or it needs a confirmation of it.
+// Otherwise the answer is err.
 func (f *Follower) outcome(confirmed Version, err error) error {
 	s := f.Status()
 	switch {
-	case err != nil && s.Confirmable != (Version{}): // another version needs a confirmation
+	case err != nil && s.Confirmable != (Version{}): // it is another one: this one was confirmed
 		return fmt.Errorf("version %s: %w: %w", confirmed, ErrVersion, err)
 	case err == nil && s.Follows != confirmed:
 		return fmt.Errorf("version %s: %w: the balancer follows version %s", confirmed, ErrVersion, s.Follows)

@@ -56,14 +56,20 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 {
 	if (has_former_flows(service) || (pkt->tcp_flags & TCP_PSH && is_observed(service)))
 		return false;
-	if (persists_by(service, PERSISTENCE_TABLE))
-		return lookup_table_plain(pkt, service, flow, segments);
-	if (persists_by(service, PERSISTENCE_STATELESS))
-		return can_return(pkt) && lookup_stateless_plain(ctx, pkt, service, flow, segments);
-	if (persists_by(service, PERSISTENCE_HINT))
-		return can_return(pkt) && lookup_hint_plain(pkt, service, flow, segments);
-	if (persists_by(service, PERSISTENCE_QUIC))
-		return lookup_quic_plain(ctx, pkt, service, flow, segments);
+	switch (persistence_of(service)) {
+	case PERSISTENCE_TABLE:
+		return has_features(PERSISTENCE_BIT(PERSISTENCE_TABLE)) &&
+		       lookup_table_plain(pkt, service, flow, segments);
+	case PERSISTENCE_STATELESS:
+		return has_features(PERSISTENCE_BIT(PERSISTENCE_STATELESS)) && can_return(pkt) &&
+		       lookup_stateless_plain(ctx, pkt, service, flow, segments);
+	case PERSISTENCE_HINT:
+		return has_features(PERSISTENCE_BIT(PERSISTENCE_HINT)) && can_return(pkt) &&
+		       lookup_hint_plain(pkt, service, flow, segments);
+	case PERSISTENCE_QUIC:
+		return has_features(PERSISTENCE_BIT(PERSISTENCE_QUIC)) &&
+		       lookup_quic_plain(ctx, pkt, service, flow, segments);
+	}
 	return false;
 }
 

@@ -208,14 +208,14 @@ static __always_inline int place_with(__u64 word, enum hint_use use)
 
 /*
  * Finds the place for a new hint: a free one, or else an idle one. It searches the flow's first
- * word first. The lookup has read the second word last. Negative: there is no place, or another
- * core has entered a hint with the tag since the lookup. A second hint in front of that one would
- * hide it, and the first server that answers a SYN has to keep the flow. Two cores that enter hints
- * at the same moment, one in each word, do not see each other's.
+ * word first. Negative: there is no place, or a word that it has read has a hint with the tag.
+ * Another core has then entered this hint since the lookup, and it must stay: the first server that
+ * answers a SYN has to keep the flow. Two cores that enter hints at the same moment, one in each
+ * word, do not see each other's.
  */
 static __always_inline int hint_room(struct hint *hint)
 {
-	__u32 second = hint->word;
+	__u32 second = hint->word; /* the lookup has read this word last */
 
 #pragma unroll
 	for (enum hint_use use = HINT_FREE; use <= HINT_IDLE; use++) {

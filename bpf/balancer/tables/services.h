@@ -39,11 +39,15 @@ static __always_inline bool places_by(const struct service *service, __u32 place
 	return has_features(placements) && PLACEMENT_BIT(placement_of(service)) & placements;
 }
 
+static __always_inline enum persistence persistence_of(const struct service *service)
+{
+	return service->rule.methods >> 4;
+}
+
 /* Whether the service has this persistence. The program then has the feature. */
 static __always_inline bool persists_by(const struct service *service, enum persistence persistence)
 {
-	return has_features(PERSISTENCE_BIT(persistence)) &&
-	       service->rule.methods >> 4 == persistence;
+	return has_features(PERSISTENCE_BIT(persistence)) && persistence_of(service) == persistence;
 }
 
 /* Whether servers decide which of them gets a flow: the balancer offers it to several servers in

@@ -50,8 +50,8 @@ func Run(ctx context.Context, root *cobra.Command, input string, args ...string)
 	return out.String(), err
 }
 
-// ArgumentErrors checks the errors of commands. The keys of the map are the arguments, which are
-// separated by spaces.
+// ArgumentErrors checks that each list of arguments, separated by spaces, causes the error to which
+// the map errors maps it.
 func ArgumentErrors(t *testing.T, newRoot func() *cobra.Command, errors map[string]string) {
 	t.Helper()
 	for args, want := range errors {
@@ -84,7 +84,7 @@ func listed(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// ungrouped are the commands about the program itself. The help lists them in no group.
+// ungrouped are the commands about the program itself, which belong to no group in the help.
 var ungrouped = []string{"completion", "help", "man", "version"}
 
 // withoutTable are the commands of every program that print no table.
@@ -102,8 +102,8 @@ var placeholders = []string{
 }
 
 // Commands checks all commands of a program. The keys of tableless are the commands that need no
-// --json, because they print no table. Its values tell what they print. The golden file help.txt
-// has the help of the program.
+// --json, because they print no table, and the values tell what these commands print. The golden
+// file help.txt has the help of the program.
 func Commands(t *testing.T, newRoot func() *cobra.Command, tableless map[string]string) {
 	t.Run("help", func(t *testing.T) { testHelp(t, newRoot) })
 	t.Run("commands", func(t *testing.T) { testCommands(t, newRoot, tableless) })

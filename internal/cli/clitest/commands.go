@@ -42,7 +42,7 @@ func testCommands(t *testing.T, newRoot func() *cobra.Command, tableless map[str
 			t.Errorf("%s with an unknown flag: %v", name, err)
 		}
 		if subs := listed(cmd); len(subs) > 0 {
-			mistyped := subs[0][:1] + subs[0][2:]
+			mistyped := subs[0][:1] + subs[0][2:] // without its second letter
 			advice := fmt.Sprintf("unknown command %q: did you mean ", mistyped)
 			if out, err := run(append(words, mistyped)...); err == nil || !strings.Contains(err.Error(), advice) {
 				t.Errorf("%s %s: %v\n%s", name, mistyped, err, out)

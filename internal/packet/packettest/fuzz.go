@@ -13,9 +13,9 @@ import (
 // to lead a flow through the states of a flow table.
 const mutantsPerInput = 15
 
-// Fuzz fuzzes a data path and its reference. The function compare passes frames to both. An input
-// of the fuzzer is a frame and a number. They determine the mutants of the frame and of the
-// captures.
+// Fuzz fuzzes a data path and its reference. The function compare passes frames to both. The
+// captures are valid frames. An input of the fuzzer is a frame and a seed, from which Mutants makes
+// further frames of this frame and of the captures.
 //
 // The captures are seeds only if the fuzzer runs (go test -fuzz). Other test runs use TryMutants,
 // which tries the captures and random mutants.
