@@ -91,14 +91,16 @@ control Classify(inout packet_t p, in tcp_t tcp) {
         } else if (p.unusual != reason_t.NONE) {
             p.reason = p.unusual;
             p.verdict = verdict_t.PUNT;
-        } else if (tcp.flags & TCP_SYN != 0 && tcp.flags & (TCP_FIN | TCP_RST) != 0) {
-            p.reason = reason_t.DROP_TCP_FLAGS;
-            p.verdict = verdict_t.DROP;
         } else if (!services.apply().hit) {
             if (!services_of_all_ports.apply().hit) {
                 p.reason = reason_t.PUNT_NO_SERVICE;
                 p.verdict = verdict_t.PUNT;
             }
+        }
+        if (p.reason == reason_t.NONE && tcp.flags & TCP_SYN != 0 &&
+            tcp.flags & (TCP_FIN | TCP_RST) != 0) {
+            p.reason = reason_t.DROP_TCP_FLAGS;
+            p.verdict = verdict_t.DROP;
         }
     }
 }

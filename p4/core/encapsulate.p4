@@ -57,7 +57,7 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
     WriteSegments() segments;
 
     action set_source(bit<128> address) {
-        headers.balancer.address = address;
+        p.own_address = address;
     }
 
     /* The balancer's own address, as the default action. */
@@ -93,6 +93,7 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
         headers.vip.setValid();
         headers.vip.address = headers.ipv6.destination;
         headers.balancer.setValid();
+        headers.balancer.address = p.own_address;
         headers.outer = headers.ipv6;
         headers.outer.hop_limit = headers.ipv6.hop_limit - 1;
         headers.outer.payload_length = headers.ipv6.payload_length + p.added;
@@ -108,7 +109,7 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
         headers.outer.payload_length = (bit<16>)p.length + p.added - 40;
         headers.outer.next_header = inner;
         headers.outer.hop_limit = 64;
-        headers.outer.source = headers.balancer.address;
+        headers.outer.source = p.own_address;
     }
 
     apply {

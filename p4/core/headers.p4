@@ -65,28 +65,9 @@ const bit<8> TCP_SYN = 0x02;
 const bit<8> TCP_RST = 0x04;
 const bit<8> TCP_ACK = 0x10;
 
-/* The options of TCP in front of the timestamps, whatever their order (RFC 9293 section 3.1). */
-header no_operation_t {
-    bit<8> kind;
-}
-
-header other_option_t {
-    bit<8>      kind;
-    bit<8>      length; /* in bytes, with these two */
-    varbit<304> octets;
-}
-
-header timestamps_t { /* RFC 7323 section 3.2 */
-    bit<8>  kind;
-    bit<8>  length;
-    bit<32> value;
-    bit<32> echo;
-}
-
-header_union tcp_option_t {
-    no_operation_t no_operation;
-    other_option_t other;
-    timestamps_t   timestamps;
+/* An option of TCP in front of the timestamps. What follows is not parsed. */
+header tcp_option_t {
+    varbit<320> octets;
 }
 
 const bit<8> OPTION_END = 0;
@@ -234,6 +215,7 @@ struct packet_t {
     bit<16>   function;      /* what each server is asked */
     bit<16>   added;         /* bytes of the encapsulation */
     bit<16>   mtu;           /* towards the first server */
+    bit<128>  own_address;   /* of the balancer, as servers see it */
     reason_t  reason;
     verdict_t verdict;
     bit<9>    egress_port;

@@ -28,21 +28,21 @@ parser ParseOptions(packet_in packet, inout headers_t headers, inout packet_t p)
         transition select(packet.lookahead<bit<8>>()) {
             OPTION_END: accept;
             OPTION_NO_OPERATION: no_operation;
-            default: option;
+            default: sized_option;
         }
     }
 
     state no_operation {
-        packet.extract(headers.tcp_options.next.no_operation);
+        packet.extract(headers.tcp_options.next, 8);
         p.options_left = p.options_left - 1;
         transition next;
     }
 
-    state option {
-        bit<16> start = packet.lookahead<bit<16>>();
-        bit<8> length = start[7:0];
+    state sized_option {
+        bit<16> head = packet.lookahead<bit<16>>();
+        bit<8> length = head[7:0]; /* in bytes, with kind and length */
         bit<1> fits = (bit<1>)(length >= 2 && length <= p.options_left);
-        transition select(fits, start) {
+        transition select(fits, head) {
             (0, _): accept;
             (1, OPTION_TIMESTAMPS ++ 8w10): timestamps;
             (1, OPTION_TIMESTAMPS ++ 8w0 &&& 0xff00): accept;
@@ -50,17 +50,18 @@ parser ParseOptions(packet_in packet, inout headers_t headers, inout packet_t p)
         }
     }
 
+    /* Kind, length, value and echo (RFC 7323 section 3.2). */
     state timestamps {
-        packet.extract(headers.tcp_options.next.timestamps);
+        bit<80> option = packet.lookahead<bit<80>>();
         p.has_timestamps = true;
-        p.echo = headers.tcp_options.last.timestamps.echo;
+        p.echo = option[31:0];
         transition accept;
     }
 
     state other {
-        bit<16> start = packet.lookahead<bit<16>>();
-        packet.extract(headers.tcp_options.next.other, ((bit<32>)start[7:0] - 2) << 3);
-        p.options_left = p.options_left - start[7:0];
+        bit<16> head = packet.lookahead<bit<16>>();
+        packet.extract(headers.tcp_options.next, (bit<32>)head[7:0] << 3);
+        p.options_left = p.options_left - head[7:0];
         transition next;
     }
 }

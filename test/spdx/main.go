@@ -35,7 +35,7 @@ const (
 // name, or the ending of its name. Files without a key are not source files.
 var comments = map[string][2]string{
 	".go": {"// ", ""}, ".ts": {"// ", ""}, ".js": {"// ", ""}, ".proto": {"// ", ""},
-	".c": {"/* ", " */"}, ".h": {"/* ", " */"}, ".css": {"/* ", " */"},
+	".c": {"/* ", " */"}, ".h": {"/* ", " */"}, ".css": {"/* ", " */"}, ".p4": {"/* ", " */"},
 	".sh": {"# ", ""}, ".py": {"# ", ""}, ".service": {"# ", ""}, ".conf": {"# ", ""},
 	".yaml": {"# ", ""}, ".yml": {"# ", ""}, "Makefile": {"# ", ""}, "Dockerfile": {"# ", ""},
 	".html": {"<!-- ", " -->"},

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p4switch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/segue-lb/segue/p4"
+)
+
+// ErrNotPrimary says that another controller with a higher election ID programs the switch.
+var ErrNotPrimary = errors.New("another controller with a higher election ID programs the switch")
+
+// mostUpdates is how many updates one request has. A message of gRPC has at most 4 MB.
+const mostUpdates = 4096
+
+// Client is the connection of one controller with one switch (P4Runtime 1.4, section 5). Only the
+// primary controller may write. The other controllers may read.
+type Client struct {
+	connection *grpc.ClientConn
+	stub       p4v1.P4RuntimeClient
+	stream     p4v1.P4Runtime_StreamChannelClient
+	program    *program
+	device     uint64
+	election   *p4v1.Uint128
+	primary    bool
+	ended      chan struct{} // closed when the stream has ended
+	err        error         // why; to be read after ended
+}
+
+// Dial connects with the switch at an address, "host:port", and asks to be its primary controller.
+// Of several controllers, the one with the highest election ID is the primary one. The ID must not
+// be 0. Dial returns an error if the switch cannot be reached, does not have the device, or
+// another controller has the same ID.
+func Dial(ctx context.Context, address string, device, election uint64) (*Client, error) {
+	program, err := newProgram(p4.Info)
+	if err != nil {
+		return nil, err
+	}
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{
+		connection: connection, stub: p4v1.NewP4RuntimeClient(connection), program: program,
+		device: device, election: &p4v1.Uint128{Low: election}, ended: make(chan struct{}),
+	}
+	if err := c.arbitrate(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("switch %s: %w", address, err), connection.Close())
+	}
+	go c.receive()
+	return c, nil
+}
+
+// arbitrate opens the stream and announces the election ID. The switch answers who is primary.
+func (c *Client) arbitrate(ctx context.Context) (err error) {
+	if c.stream, err = c.stub.StreamChannel(ctx); err != nil {
+		return err
+	}
+	err = c.stream.Send(&p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_Arbitration{
+		Arbitration: &p4v1.MasterArbitrationUpdate{DeviceId: c.device, ElectionId: c.election},
+	}})
+	if err != nil {
+		return err
+	}
+	answer, err := c.stream.Recv()
+	if err != nil {
+		return err
+	}
+	switch code := codes.Code(answer.GetArbitration().GetStatus().GetCode()); code {
+	case codes.OK:
+		c.primary = true
+	case codes.AlreadyExists, codes.NotFound: // there is another primary controller, or none
+	default:
+		return status.Error(code, answer.GetArbitration().GetStatus().GetMessage())
+	}
+	return nil
+}
+
+// receive notes the end of the stream. It ignores everything else that the switch says.
+func (c *Client) receive() {
+	defer close(c.ended)
+	for {
+		if _, err := c.stream.Recv(); err != nil {
+			c.err = err
+			return
+		}
+	}
+}
+
+// Close ends the connection. The switch keeps its entries.
+func (c *Client) Close() error {
+	return errors.Join(c.stream.CloseSend(), c.connection.Close())
+}
+
+// IsPrimary tells whether this controller was the primary one when it connected.
+func (c *Client) IsPrimary() bool { return c.primary }
+
+// Configure makes the switch run the program of this build, unless it runs it already. Then all
+// entries are gone. It reports whether the program was replaced.
+func (c *Client) Configure(ctx context.Context) (replaced bool, err error) {
+	answer, err := c.stub.GetForwardingPipelineConfig(ctx, &p4v1.GetForwardingPipelineConfigRequest{
+		DeviceId: c.device, ResponseType: p4v1.GetForwardingPipelineConfigRequest_P4INFO_AND_COOKIE,
+	})
+	if err != nil && status.Code(err) != codes.FailedPrecondition { // it runs no program yet
+		return false, fmt.Errorf("read the program of the switch: %w", err)
+	}
+	if err == nil && proto.Equal(answer.GetConfig().GetP4Info(), c.program.info) {
+		return false, nil
+	}
+	_, err = c.stub.SetForwardingPipelineConfig(ctx, &p4v1.SetForwardingPipelineConfigRequest{
+		DeviceId: c.device, ElectionId: c.election,
+		Action: p4v1.SetForwardingPipelineConfigRequest_VERIFY_AND_COMMIT,
+		Config: &p4v1.ForwardingPipelineConfig{P4Info: c.program.info, P4DeviceConfig: p4.Config},
+	})
+	if err != nil {
+		return false, fmt.Errorf("replace the program of the switch: %w", c.whyRefused(err))
+	}
+	return true, nil
+}
+
+// whyRefused explains an error of a write.
+func (c *Client) whyRefused(err error) error {
+	if status.Code(err) == codes.PermissionDenied {
+		return ErrNotPrimary
+	}
+	return err
+}
+
+// Update is a change of an entry.
+type Update struct {
+	Kind p4v1.Update_Type
+	Entry
+}
+
+// Write makes updates in their order. After an error, the switch may have made some of them.
+func (c *Client) Write(ctx context.Context, updates []Update) error {
+	for len(updates) > 0 {
+		part := updates[:min(len(updates), mostUpdates)]
+		updates = updates[len(part):]
+		request := &p4v1.WriteRequest{DeviceId: c.device, ElectionId: c.election}
+		for i := range part {
+			m, err := c.program.message(&part[i].Entry)
+			if err != nil {
+				return err
+			}
+			request.Updates = append(request.Updates, &p4v1.Update{
+				Type: part[i].Kind, Entity: &p4v1.Entity{Entity: &p4v1.Entity_TableEntry{TableEntry: m}},
+			})
+		}
+		if _, err := c.stub.Write(ctx, request); err != nil {
+			return explain(part, c.whyRefused(err))
+		}
+	}
+	return nil
+}
+
+// explain names the first update that a switch has refused, and why.
+func explain(updates []Update, err error) error {
+	for i, detail := range status.Convert(err).Details() {
+		refused, ok := detail.(*p4v1.Error)
+		if !ok || codes.Code(refused.CanonicalCode) == codes.OK || i >= len(updates) {
+			continue
+		}
+		u := &updates[i]
+		return fmt.Errorf("the switch refuses to %s the entry %x of table %s: %s (%v)",
+			kindNames[u.Kind], u.Key, u.Table, refused.Message, codes.Code(refused.CanonicalCode))
+	}
+	return err
+}
+
+var kindNames = map[p4v1.Update_Type]string{
+	p4v1.Update_INSERT: "add", p4v1.Update_MODIFY: "change", p4v1.Update_DELETE: "remove",
+}
+
+// Read calls found for each entry of a table, in any order. For a table without a key, that is its
+// default action. For others, it leaves out the default action.
+func (c *Client) Read(ctx context.Context, table string, found func(Entry)) error {
+	t := c.program.tables[table]
+	if t == nil {
+		return fmt.Errorf("the program has no table %s", table)
+	}
+	stream, err := c.stub.Read(ctx, &p4v1.ReadRequest{DeviceId: c.device, Entities: []*p4v1.Entity{
+		{Entity: &p4v1.Entity_TableEntry{TableEntry: &p4v1.TableEntry{
+			TableId: t.Preamble.Id, IsDefaultAction: len(t.MatchFields) == 0,
+		}}},
+	}})
+	if err != nil {
+		return err
+	}
+	for {
+		answer, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read table %s: %w", table, err)
+		}
+		for _, entity := range answer.Entities {
+			e, err := c.program.entry(entity.GetTableEntry())
+			if err != nil {
+				return err
+			}
+			found(e)
+		}
+	}
+}

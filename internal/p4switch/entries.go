@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p4switch
+
+import (
+	"fmt"
+	"iter"
+	"math/bits"
+	"net/netip"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// Service is a service with everything that its entries depend on.
+type Service struct {
+	*desired.Service
+	Number uint16
+	VIP    uint16 // the number of its VIP
+	Tables uint8  // which of its two sets of tables, 0 or 1
+	// Rows has the slots of the servers. Sets is how many generations each row has.
+	Rows *dataplane.Rows
+	Sets int
+	// Servers are those of the service, by slot.
+	Servers map[uint16]Condition
+	// TakesFlows tells whether a server takes new flows.
+	TakesFlows bool
+	// Digest is equal for equal rows. It does not depend on the condition of servers.
+	Digest uint32
+}
+
+// Server is a server of any service.
+type Server struct {
+	Slot    uint16
+	Locator netip.Addr
+	Hop     NextHop
+}
+
+// NextHop is the way to a server, or to the balancer that gets what the switch does not handle.
+type NextHop struct {
+	Port uint16 // of the switch
+	MAC  [6]byte
+	Own  [6]byte // the MAC address of the port
+	MTU  uint16
+}
+
+// refused says why a switch does not balance a service. It is empty if it does.
+func refused(s *desired.Service) string {
+	switch {
+	case s.Persistence != desired.PersistenceStateless:
+		return fmt.Sprintf("persistence %s: a switch keeps nothing about flows; it needs stateless", s.Persistence)
+	case s.BucketHash != desired.BucketHashCRC32:
+		return fmt.Sprintf("bucket-hash %s: a switch cannot multiply; it needs crc-32", s.BucketHash)
+	case s.Placement != desired.PlacementHash && s.Placement != desired.PlacementHunt:
+		return fmt.Sprintf("placement %s: a switch does not know the loads of servers", s.Placement)
+	}
+	return ""
+}
+
+// Match returns the entry by which packets find the service.
+func (s *Service) Match() Entry {
+	hunts, encapsulation := uint64(0), uint64(0)
+	if s.ServersDecide() {
+		hunts = 1
+	}
+	if s.Encapsulation == desired.SRv6Encap {
+		encapsulation = 1
+	}
+	shift := 32 - bits.Len(uint(s.Buckets-1))
+	e := Entry{
+		Table: "services", Key: []Value{Number(uint64(s.VIP)), Number(uint64(s.Port.Number()))},
+		Action: "set_service",
+		Params: []Value{
+			Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(^uint32(0) << shift)),
+			Number(uint64(s.Candidates)), Number(uint64(s.cookieWidth())), Number(hunts), Number(encapsulation),
+		},
+	}
+	if s.Port == desired.AllPorts {
+		e.Table, e.Key = "services_of_all_ports", e.Key[:1]
+	}
+	return e
+}
+
+// cookieWidth returns the width of cookies in bits: cookie_width in
+// bpf/balancer/persist/cookie.h.
+func (s *Service) cookieWidth() int { return max(1, bits.Len(uint(s.Candidates-1))) }
+
+// Entries yields the entries of the service's rows, columns and histories.
+func (s *Service) Entries() iter.Seq[Entry] {
+	l := lists{s.Rows, s.Candidates, s.Sets, s.Servers, s.TakesFlows}
+	return func(yield func(Entry) bool) {
+		for bucket := range s.Buckets {
+			for e := range s.entriesOf(&l, bucket) {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (s *Service) entriesOf(l *lists, bucket int) iter.Seq[Entry] {
+	shift := 32 - bits.Len(uint(s.Buckets-1))
+	row := []Value{Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(bucket) << shift)}
+	return func(yield func(Entry) bool) {
+		if list := l.offer(bucket); len(list.slots) > 0 && !yield(Entry{"rows", row, "offer", list.params()}) {
+			return
+		}
+		for column := range s.Candidates {
+			if e, ok := l.columnEntry(row, bucket, column); ok && !yield(e) {
+				return
+			}
+		}
+		if s.Candidates > 1 {
+			if e, ok := l.historyEntry(row, bucket, noColumn); ok {
+				yield(e)
+			}
+		}
+	}
+}
+
+// columnEntry returns the entry of a column, if packets of the column visit any server.
+func (l *lists) columnEntry(row []Value, bucket, column int) (Entry, bool) {
+	slot, ok := l.only(bucket, column)
+	if !ok {
+		return l.historyEntry(row, bucket, column)
+	}
+	return Entry{"columns", withColumn(row, column), "go_to", []Value{Number(uint64(slot))}}, true
+}
+
+func (l *lists) historyEntry(row []Value, bucket, column int) (Entry, bool) {
+	visited := l.visited(bucket, column)
+	params := append([]Value{Number(uint64(len(visited)))}, slotValues(visited, mostVisited)...)
+	return Entry{"histories", withColumn(row, column), "visit", params}, len(visited) > 0
+}
+
+func withColumn(row []Value, column int) []Value {
+	return append(row[:len(row):len(row)], Number(uint64(column)))
+}
+
+// params returns the parameters of the action offer.
+func (o offered) params() []Value {
+	columns := uint64(0)
+	for i, column := range o.columns {
+		columns |= uint64(column) << 1 << (4 * i) // COLUMN in bpf/balancer/segments.h
+	}
+	params := []Value{Number(uint64(len(o.slots))), Number(columns)}
+	return append(params, slotValues(o.slots, 8)...)
+}
+
+// slotValues returns slots as parameters, and zeros for the places of a list that is shorter.
+func slotValues(slots []uint16, places int) []Value {
+	values := make([]Value, places)
+	for i := range values {
+		n := uint64(0)
+		if i < len(slots) {
+			n = uint64(slots[i])
+		}
+		values[i] = Number(n)
+	}
+	return values
+}
+
+// Entries yields the entries of a server: its next hop, and its locator for each place of a list.
+// Without a next hop (port 0), packets to the server are dropped.
+func (s *Server) Entries() iter.Seq[Entry] {
+	slot, address := []Value{Number(uint64(s.Slot))}, s.Locator.As16()
+	return func(yield func(Entry) bool) {
+		h := &s.Hop
+		if h.Port != 0 && !yield(Entry{"next_hops", slot, "set_next_hop", []Value{
+			Number(uint64(h.Port)), h.MAC[:], h.Own[:], Number(uint64(h.MTU)),
+		}}) {
+			return
+		}
+		for place := range mostVisited {
+			table := fmt.Sprintf("server%d.locators", place)
+			if !yield(Entry{table, slot, "set_locator", []Value{address[:8]}}) {
+				return
+			}
+		}
+	}
+}

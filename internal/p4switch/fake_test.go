@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p4switch
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	configv1 "github.com/p4lang/p4runtime/go/p4/config/v1"
+	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/segue-lb/segue/internal/testhost"
+	"github.com/segue-lb/segue/p4"
+)
+
+// fake is a switch without a data plane: it keeps entries as P4Runtime 1.4 demands (section 9.1).
+type fake struct {
+	p4v1.UnimplementedP4RuntimeServer
+	t       testing.TB
+	address string
+
+	mu      sync.Mutex
+	program *program
+	config  *p4v1.ForwardingPipelineConfig
+	primary uint64            // the highest election ID so far
+	tables  map[string]string // values by table and key
+	writes  int               // updates that it has made
+	most    int               // it refuses updates beyond that number; negative: none
+	changed func()            // called after each update; may be nil
+}
+
+func startFake(t testing.TB) *fake {
+	t.Helper()
+	f := &fake{t: t, tables: map[string]string{}, most: -1, address: "unix:" + filepath.Join(t.TempDir(), "switch")}
+	var err error
+	f.program, err = newProgram(p4.Info)
+	testhost.Must(t, err)
+	listener, err := net.Listen("unix", f.address[len("unix:"):])
+	testhost.Must(t, err)
+	server := grpc.NewServer()
+	p4v1.RegisterP4RuntimeServer(server, f)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return f
+}
+
+// open connects a controller.
+func (f *fake) open(election uint64) *Switch {
+	f.t.Helper()
+	client, err := Dial(context.Background(), f.address, 0, election)
+	testhost.Must(f.t, err)
+	s, err := Open(f.t.Context(), client)
+	testhost.Must(f.t, err)
+	f.t.Cleanup(func() { testhost.Must(f.t, s.Close()) })
+	return s
+}
+
+func (f *fake) StreamChannel(stream p4v1.P4Runtime_StreamChannelServer) error {
+	for {
+		request, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		id := request.GetArbitration().GetElectionId().GetLow()
+		f.mu.Lock()
+		code := codes.AlreadyExists
+		if id >= f.primary {
+			f.primary, code = id, codes.OK
+		}
+		f.mu.Unlock()
+		err = stream.Send(&p4v1.StreamMessageResponse{Update: &p4v1.StreamMessageResponse_Arbitration{
+			Arbitration: &p4v1.MasterArbitrationUpdate{Status: &rpcstatus.Status{Code: int32(code)}},
+		}})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (f *fake) GetForwardingPipelineConfig(
+	context.Context, *p4v1.GetForwardingPipelineConfigRequest,
+) (*p4v1.GetForwardingPipelineConfigResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.config == nil {
+		return nil, status.Error(codes.FailedPrecondition, "no program")
+	}
+	return &p4v1.GetForwardingPipelineConfigResponse{Config: f.config}, nil
+}
+
+func (f *fake) SetForwardingPipelineConfig(
+	_ context.Context, r *p4v1.SetForwardingPipelineConfigRequest,
+) (*p4v1.SetForwardingPipelineConfigResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.ElectionId.GetLow() != f.primary {
+		return nil, status.Error(codes.PermissionDenied, "not primary")
+	}
+	f.config, f.tables = r.Config, map[string]string{}
+	return &p4v1.SetForwardingPipelineConfigResponse{}, nil
+}
+
+func (f *fake) Write(_ context.Context, r *p4v1.WriteRequest) (*p4v1.WriteResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.ElectionId.GetLow() != f.primary {
+		return nil, status.Error(codes.PermissionDenied, "not primary")
+	}
+	results := make([]*p4v1.Error, len(r.Updates))
+	failed := false
+	for i, u := range r.Updates {
+		code := f.update(u)
+		failed = failed || code != codes.OK
+		results[i] = &p4v1.Error{CanonicalCode: int32(code), Message: code.String()}
+	}
+	if !failed {
+		return &p4v1.WriteResponse{}, nil
+	}
+	failure := status.New(codes.Unknown, "some updates failed")
+	for _, result := range results {
+		var err error
+		if failure, err = failure.WithDetails(result); err != nil {
+			return nil, err
+		}
+	}
+	return nil, failure.Err()
+}
+
+func (f *fake) update(u *p4v1.Update) codes.Code {
+	m := u.GetEntity().GetTableEntry()
+	if f.most >= 0 && f.writes >= f.most {
+		return codes.ResourceExhausted
+	}
+	table := f.program.byID.tables[m.TableId]
+	if table == nil || m.IsDefaultAction != (len(table.MatchFields) == 0) || !fits(table, m) {
+		return codes.InvalidArgument
+	}
+	e, err := f.program.entry(m)
+	if err != nil || e.Action == "" && u.Type != p4v1.Update_DELETE {
+		return codes.InvalidArgument
+	}
+	name := table.Preamble.Alias + " " + e.key()
+	_, isThere := f.tables[name]
+	switch {
+	case u.Type == p4v1.Update_INSERT && isThere:
+		return codes.AlreadyExists
+	case u.Type != p4v1.Update_INSERT && !isThere && !m.IsDefaultAction:
+		return codes.NotFound
+	case u.Type == p4v1.Update_DELETE:
+		delete(f.tables, name)
+	default:
+		f.tables[name] = e.value()
+	}
+	f.writes++
+	if f.changed != nil {
+		f.changed()
+	}
+	return codes.OK
+}
+
+// fits tells whether the values of an entry fit the widths of the table's fields.
+func fits(table *configv1.Table, m *p4v1.TableEntry) bool {
+	for i, match := range m.Match {
+		value, bits := Value(match.GetExact().GetValue()), int(table.MatchFields[i].Bitwidth)
+		if len(value) == 0 || len(value) > 1 && value[0] == 0 || len(value) > (bits+7)/8 {
+			return false
+		}
+	}
+	return true
+}
+
+func (f *fake) Read(r *p4v1.ReadRequest, stream p4v1.P4Runtime_ReadServer) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	table := f.program.byID.tables[r.Entities[0].GetTableEntry().TableId]
+	answer := &p4v1.ReadResponse{}
+	for name, value := range f.tables {
+		alias := table.Preamble.Alias + " "
+		if len(name) < len(alias) || name[:len(alias)] != alias {
+			continue
+		}
+		action, params := unpack(value)
+		m, err := f.program.message(&Entry{table.Preamble.Alias, unpackValues(name[len(alias):]), action, params})
+		if err != nil {
+			return err
+		}
+		answer.Entities = append(answer.Entities, &p4v1.Entity{Entity: &p4v1.Entity_TableEntry{TableEntry: m}})
+	}
+	return stream.Send(answer)
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package switchtest runs a software switch (bmv2's simple_switch_grpc) with the program of folder
+// p4, and exchanges frames with it.
+package switchtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/netdev"
+	"github.com/segue-lb/segue/internal/p4switch"
+	"github.com/segue-lb/segue/internal/testhost"
+)
+
+// The ports of the switch.
+const (
+	Network = 1 // towards clients and servers
+	Host    = 2 // towards the host that controls the switch
+	Other   = 3 // towards the balancer that gets what the switch does not handle
+)
+
+const (
+	program = "simple_switch_grpc"
+	// patience is how long a switch may take to start, and a frame to come.
+	patience = 20 * time.Second
+	// longest is the longest frame on the ports, in bytes.
+	longest = 9018
+)
+
+// Switch is a running switch with a client that may write.
+type Switch struct {
+	*p4switch.Client
+	ports map[int]int // the sockets at the other ends of the ports' cables, by port
+}
+
+// Start starts a switch that runs until the test ends. It skips the test if the software switch is
+// not installed.
+func Start(t testing.TB) *Switch {
+	t.Helper()
+	if _, err := exec.LookPath(program); err != nil {
+		t.Skipf("%s is not in PATH: docs/understand/p4.md", program)
+	}
+	testhost.NeedNamespaces(t)
+	ns, err := netdev.NewNamespace()
+	testhost.Must(t, err)
+	t.Cleanup(func() { testhost.Must(t, ns.Close()) })
+	s := &Switch{ports: map[int]int{}}
+	testhost.Must(t, ns.Do(s.connect))
+	t.Cleanup(s.disconnect)
+	address := "unix:" + filepath.Join(t.TempDir(), "p4runtime")
+	testhost.Must(t, ns.Do(func() error { return s.run(t, address) }))
+	s.Client = dial(t, address)
+	t.Cleanup(func() { testhost.Must(t, s.Close()) })
+	_, err = s.Configure(t.Context())
+	testhost.Must(t, err)
+	return s
+}
+
+// connect makes a cable for each port, and opens a socket at its other end.
+func (s *Switch) connect() error {
+	// The kernel must send no frames of its own.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0); err != nil {
+		return err
+	}
+	for _, port := range []int{Network, Host, Other} {
+		attributes := netlink.NewLinkAttrs()
+		attributes.Name, attributes.MTU = fmt.Sprintf("port%d", port), longest-18
+		veth := &netlink.Veth{LinkAttrs: attributes, PeerName: fmt.Sprintf("end%d", port)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		end, err := netlink.LinkByName(veth.PeerName)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.LinkSetMTU(end, longest-18), netlink.LinkSetUp(veth), netlink.LinkSetUp(end)); err != nil {
+			return err
+		}
+		if s.ports[port], err = openSocket(end.Attrs().Index); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openSocket opens a socket that sends frames on an interface, and gets those that arrive there.
+func openSocket(ifindex int) (int, error) {
+	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
+	if err != nil {
+		return 0, err
+	}
+	wait := unix.NsecToTimeval(int64(patience))
+	err = errors.Join(
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifindex}),
+		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+	)
+	return fd, err
+}
+
+func (s *Switch) disconnect() {
+	for _, fd := range s.ports {
+		_ = unix.Close(fd)
+	}
+}
+
+// run starts the process in the calling thread's network namespace. It needs the /sys of this
+// namespace, which shows the interfaces.
+func (s *Switch) run(t testing.TB, address string) error {
+	const script = `mount -t sysfs none /sys && exec "$@"`
+	args := []string{"--mount", "--propagation", "private", "sh", "-c", script, "sh", program, "--no-p4"}
+	for _, port := range []int{Network, Host, Other} {
+		args = append(args, "-i", fmt.Sprintf("%d@port%d", port, port))
+	}
+	cmd := exec.Command("unshare", append(args, "--", "--grpc-server-addr", address)...)
+	output := &tail{}
+	cmd.Stdout, cmd.Stderr = output, output
+	// The kernel kills the switch if the test's process ends. That needs a thread that lives on.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s: %s", program, output.text)
+		}
+	})
+	return nil
+}
+
+// tail keeps the last output of a process.
+type tail struct{ text []byte }
+
+func (o *tail) Write(text []byte) (int, error) {
+	o.text = append(o.text, text...)
+	o.text = o.text[:min(len(o.text), 1<<20)]
+	return len(text), nil
+}
+
+// dial connects with the switch, which may still be starting.
+func dial(t testing.TB, address string) *p4switch.Client {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		c, err := p4switch.Dial(context.Background(), address, 0, 1)
+		if err == nil {
+			return c
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Send sends a frame into a port.
+func (s *Switch) Send(t testing.TB, port int, frame []byte) {
+	t.Helper()
+	if _, err := unix.Write(s.ports[port], frame); err != nil {
+		t.Fatalf("send %d bytes to port %d: %v", len(frame), port, err)
+	}
+}
+
+// Receive returns the next frame that leaves by a port.
+func (s *Switch) Receive(t testing.TB, port int) []byte {
+	t.Helper()
+	frame := make([]byte, longest)
+	n, err := unix.Read(s.ports[port], frame)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Read(s.ports[port], frame)
+	}
+	if err != nil {
+		t.Fatalf("no frame from port %d: %v", port, err)
+	}
+	return frame[:n]
+}

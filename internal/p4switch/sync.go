@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p4switch
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+
+	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
+)
+
+// Content is everything that a switch is to contain.
+type Content struct {
+	// Network is the port towards clients and servers, and Host the port to the host that has the
+	// network port's address. MAC is the MAC address of both.
+	Network, Host uint16
+	MAC           [6]byte
+	// Source is the balancer's address, as servers see it.
+	Source netip.Addr
+	// Other is the way to the balancer that gets the packets that the switch does not handle. With
+	// port 0, the switch drops them.
+	Other NextHop
+	// VIPs has the numbers of the services' VIPs.
+	VIPs     map[netip.Addr]uint16
+	Services []*Service // Sync chooses the Tables of each
+	Servers  []*Server
+}
+
+// Tables that contain entries of services: they change as a whole, with the service's entry.
+var rowTables = []string{"rows", "columns", "histories"}
+
+// Switch makes a switch follow a content. It knows all entries of the switch, so it writes only
+// differences.
+type Switch struct {
+	client *Client
+	tables map[string]map[string]string // values by key, of each table
+	// digests are those of the services' rows that are in force, by number. After a start, there are
+	// none.
+	digests map[uint16]uint32
+}
+
+// Open reads all entries of a switch. It returns an error if the switch cannot be read, or if it
+// runs another program and this controller is not the primary one.
+func Open(ctx context.Context, client *Client) (*Switch, error) {
+	if client.IsPrimary() {
+		if _, err := client.Configure(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s := &Switch{client: client, tables: map[string]map[string]string{}, digests: map[uint16]uint32{}}
+	for name := range client.program.tables {
+		s.tables[name] = map[string]string{}
+		err := client.Read(ctx, name, func(e Entry) { s.tables[name][e.key()] = e.value() })
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Sync makes the switch contain c. A change of a service's rows takes effect as a whole: Sync writes
+// the entries of the new rows beside those in force, then replaces the service's entry, and then
+// removes the former rows. After an error, the switch has the rows before or the new ones of each
+// service, and another Sync continues.
+func (s *Switch) Sync(ctx context.Context, c *Content) error {
+	w := &writer{s: s, ctx: ctx}
+	w.put(c.common())
+	for _, server := range c.Servers {
+		w.put(server.Entries())
+	}
+	w.flush()
+	for _, service := range c.Services {
+		w.syncService(service)
+	}
+	w.removeOthers(c)
+	w.flush()
+	return w.err
+}
+
+// common yields the entries that belong to no server and no service.
+func (c *Content) common() iter.Seq[Entry] {
+	return func(yield func(Entry) bool) {
+		source := c.Source.As16()
+		other := Entry{Table: "balancer", Action: "drop"}
+		if c.Other.Port != 0 {
+			other = Entry{Table: "balancer", Action: "to_balancer", Params: []Value{
+				Number(uint64(c.Other.Port)), c.Other.MAC[:], c.Other.Own[:],
+			}}
+		}
+		all := []Entry{
+			{"ports", []Value{Number(uint64(c.Network))}, "from_network", []Value{Number(uint64(c.Host)), c.MAC[:]}},
+			{"ports", []Value{Number(uint64(c.Host))}, "from_host", []Value{Number(uint64(c.Network))}},
+			{"source", nil, "set_source", []Value{source[:]}},
+			other,
+		}
+		for vip, number := range c.VIPs {
+			address := vip.As16()
+			all = append(all, Entry{"vips", []Value{address[:]}, "set_vip", []Value{Number(uint64(number))}})
+		}
+		for _, e := range all {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// writer collects updates. After an error it does nothing more.
+type writer struct {
+	s       *Switch
+	ctx     context.Context
+	updates []Update
+	err     error
+	// kept are the keys that the content has, by table.
+	kept map[string]map[string]bool
+}
+
+// put adds entries that the switch does not have, and changes those that are different.
+func (w *writer) put(entries iter.Seq[Entry]) {
+	for e := range entries {
+		key, value := e.key(), e.value()
+		w.keep(e.Table, key)
+		before, isThere := w.s.tables[e.Table][key]
+		switch {
+		case isThere && before == value:
+			continue
+		case isThere || len(e.Key) == 0:
+			w.update(p4v1.Update_MODIFY, e)
+		default:
+			w.update(p4v1.Update_INSERT, e)
+		}
+	}
+}
+
+func (w *writer) keep(table, key string) {
+	if w.kept == nil {
+		w.kept = map[string]map[string]bool{}
+	}
+	if w.kept[table] == nil {
+		w.kept[table] = map[string]bool{}
+	}
+	w.kept[table][key] = true
+}
+
+func (w *writer) update(kind p4v1.Update_Type, e Entry) {
+	w.updates = append(w.updates, Update{kind, e})
+	if len(w.updates) == mostUpdates {
+		w.flush()
+	}
+}
+
+// flush writes the updates, and notes what the switch has now. After an error of the switch, some of
+// the updates may have been made: only another Open finds out which.
+func (w *writer) flush() {
+	updates := w.updates
+	w.updates = nil
+	if w.err != nil || len(updates) == 0 {
+		return
+	}
+	if w.err = w.s.client.Write(w.ctx, updates); w.err != nil {
+		return
+	}
+	for _, u := range updates {
+		if u.Kind == p4v1.Update_DELETE {
+			delete(w.s.tables[u.Table], u.key())
+			continue
+		}
+		w.s.tables[u.Table][u.key()] = u.value()
+	}
+}
+
+// syncService makes the switch follow a service. If only the condition of servers has changed, the
+// rows in force change entry by entry: each entry is right by itself.
+func (w *writer) syncService(service *Service) {
+	match := service.Match()
+	inForce, isThere := w.tablesInForce(&match)
+	service.Tables = inForce
+	digest, isKnown := w.s.digests[service.Number]
+	if !isThere || !isKnown || digest != service.Digest {
+		if service.Tables = 1 - inForce; isThere && w.hasRows(service, inForce) {
+			service.Tables = inForce // as after a restart of the controller
+		}
+	}
+	w.replaceRows(service)
+	w.flush() // the rows must be there before the service's entry names them
+	match = service.Match()
+	w.put(func(yield func(Entry) bool) { yield(match) })
+	w.flush()
+	if w.err == nil {
+		w.s.digests[service.Number] = service.Digest
+	}
+}
+
+// tablesInForce returns which of its two sets of tables a service uses, and whether the switch has
+// the service.
+func (w *writer) tablesInForce(match *Entry) (tables uint8, isThere bool) {
+	value, isThere := w.s.tables[match.Table][match.key()]
+	if !isThere {
+		return 1, false // so that the first set is 0
+	}
+	_, params := unpack(value)
+	return uint8(params[1].number()), true
+}
+
+// hasRows tells whether a set of a service's tables has the service's rows already.
+func (w *writer) hasRows(service *Service, tables uint8) bool {
+	copied := *service
+	copied.Tables = tables
+	for e := range copied.Entries() {
+		if value, isThere := w.s.tables[e.Table][e.key()]; !isThere || value != e.value() {
+			return false
+		}
+	}
+	return true
+}
+
+// replaceRows makes a set of a service's tables contain the service's rows, and nothing else.
+func (w *writer) replaceRows(service *Service) {
+	for _, table := range rowTables {
+		delete(w.kept, table)
+	}
+	w.put(service.Entries())
+	prefix := packedPrefix(Number(uint64(service.Number)), Number(uint64(service.Tables)))
+	for _, table := range rowTables {
+		w.removeExcept(table, prefix, w.kept[table])
+	}
+}
+
+// removeExcept removes the entries of a table whose keys begin with a prefix and are not in kept.
+func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
+	for key := range w.s.tables[table] {
+		if len(key) >= len(prefix) && key[:len(prefix)] == prefix && !kept[key] {
+			w.update(p4v1.Update_DELETE, Entry{Table: table, Key: unpackValues(key)})
+		}
+	}
+}
+
+// removeOthers removes what the content does not have: first the entries by which packets find it.
+func (w *writer) removeOthers(c *Content) {
+	w.flush()
+	for _, table := range []string{"services", "services_of_all_ports", "vips", "ports"} {
+		w.removeExcept(table, "", w.kept[table])
+	}
+	w.flush()
+	inForce := map[string]bool{}
+	for _, service := range c.Services {
+		inForce[packedPrefix(Number(uint64(service.Number)), Number(uint64(service.Tables)))] = true
+	}
+	for _, table := range rowTables {
+		for key := range w.s.tables[table] {
+			if values := unpackValues(key); !inForce[packedPrefix(values[0], values[1])] {
+				w.update(p4v1.Update_DELETE, Entry{Table: table, Key: values})
+			}
+		}
+	}
+	w.flush()
+	for place := range mostVisited {
+		w.removeExcept(fmt.Sprintf("server%d.locators", place), "", w.kept[fmt.Sprintf("server%d.locators", place)])
+	}
+	w.removeExcept("next_hops", "", w.kept["next_hops"])
+}
+
+// Close ends the connection.
+func (s *Switch) Close() error { return s.client.Close() }
+
+// Size returns how many entries the switch has.
+func (s *Switch) Size() (entries int) {
+	for _, table := range s.tables {
+		entries += len(table)
+	}
+	return entries
+}
+
+// key returns the key of an entry in a short form.
+func (e *Entry) key() string { return packedPrefix(e.Key...) }
+
+// value returns the action and its parameters in a short form.
+func (e *Entry) value() string {
+	return packedPrefix(append([]Value{Value(e.Action)}, e.Params...)...)
+}
+
+// packedPrefix packs values: each is preceded by its length. So the packed form of some values is
+// the beginning of that of these values and more.
+func packedPrefix(values ...Value) string {
+	var b []byte
+	for _, v := range values {
+		v = v.canonical()
+		b = append(append(b, byte(len(v))), v...)
+	}
+	return string(b)
+}
+
+// unpackValues is the inverse of packedPrefix.
+func unpackValues(packed string) (values []Value) {
+	for len(packed) > 0 {
+		n := int(packed[0])
+		values = append(values, Value(packed[1:1+n]))
+		packed = packed[1+n:]
+	}
+	return values
+}
+
+// unpack is the inverse of value.
+func unpack(packed string) (action string, params []Value) {
+	values := unpackValues(packed)
+	return string(values[0]), slices.Clip(values[1:])
+}
+
+// number returns a value of at most eight bytes as a number.
+func (v Value) number() (n uint64) {
+	for _, b := range v {
+		n = n<<8 | uint64(b)
+	}
+	return n
+}

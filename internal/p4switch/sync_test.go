@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p4switch
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/serversets"
+	"github.com/segue-lb/segue/internal/testhost"
+)
+
+var vip = netip.MustParseAddr("2001:db8:80::1")
+
+// contentOf returns the content for a service with two candidates, whose sets of servers have been
+// these, the present one first. Slots are the numbers of servers.
+func contentOf(t testing.TB, sets ...[]uint16) *Content {
+	t.Helper()
+	svc := &desired.Service{
+		Name: "web", VIP: vip, Port: 80, Protocol: desired.TCP, Placement: desired.PlacementHunt,
+		Persistence: desired.PersistenceStateless, Encapsulation: desired.SRv6Encap,
+		Candidates: 2, Buckets: 16, BucketHash: desired.BucketHashCRC32,
+	}
+	s := &Service{Service: svc, Number: 7, VIP: 3, Sets: len(sets), Servers: map[uint16]Condition{}, TakesFlows: true}
+	s.Rows = dataplane.NewRows(svc.Buckets, len(sets), svc.Candidates, svc.BucketHash)
+	var stored []serversets.Set
+	for i, servers := range sets {
+		set := serversets.Set{Placement: svc.Placement, Buckets: svc.Buckets, Candidates: svc.Candidates}
+		for _, number := range servers {
+			set.Servers = append(set.Servers, serversets.Server{Name: fmt.Sprintf("s%02d", number), Weight: 1})
+		}
+		stored = append(stored, set)
+		table, err := set.Table()
+		testhost.Must(t, err)
+		for bucket := range svc.Buckets {
+			for column, server := range table.Row(bucket) {
+				if i == 0 {
+					s.Rows.SetPresent(bucket, column, servers[server])
+				} else {
+					s.Rows.AddFormer(bucket, column, servers[server])
+				}
+			}
+		}
+	}
+	s.Digest = serversets.Digest(stored, len(sets))
+	c := &Content{
+		Network: 1, Host: 2, MAC: [6]byte{2, 0, 0, 0, 0, 2}, Source: netip.MustParseAddr("fd00:6c:0:1::"),
+		VIPs: map[netip.Addr]uint16{vip: 3}, Services: []*Service{s},
+	}
+	for _, number := range sets[0] {
+		s.Servers[number] = Condition{Takes: true, Reachable: true}
+		c.Servers = append(c.Servers, &Server{
+			Slot: number, Locator: netip.MustParseAddr(fmt.Sprintf("fd00:5:0:%x::", number)),
+			Hop: NextHop{Port: 1, MAC: [6]byte{2, 1, 0, 0, 0, byte(number)}, MTU: 1500},
+		})
+	}
+	return c
+}
+
+// view returns the entries of the service's rows that packets find, without the number of the set
+// of tables. It is nil if the switch does not have the service.
+func (f *fake) view() map[string]string {
+	match := (&Service{Service: &desired.Service{Port: 80, Buckets: 2}, VIP: 3}).Match()
+	value, ok := f.tables["services "+match.key()]
+	if !ok {
+		return nil
+	}
+	_, params := unpack(value)
+	seen := map[string]string{}
+	for _, table := range rowTables {
+		prefix := table + " " + packedPrefix(params[0], params[1])
+		for name, value := range f.tables {
+			if strings.HasPrefix(name, prefix) {
+				seen[table+" "+name[len(prefix):]] = value
+			}
+		}
+	}
+	return seen
+}
+
+// viewOf is the view of a switch that has the content.
+func viewOf(c *Content) map[string]string {
+	seen := map[string]string{}
+	for e := range c.Services[0].Entries() {
+		seen[e.Table+" "+packedPrefix(e.Key[2:]...)] = e.value()
+	}
+	return seen
+}
+
+// A content that the switch has already is not written again, also by another controller.
+func TestSyncWritesDifferences(t *testing.T) {
+	f := startFake(t)
+	s := f.open(1)
+	testhost.Must(t, s.Sync(t.Context(), contentOf(t, []uint16{1, 2, 3})))
+	if got, want := f.view(), viewOf(contentOf(t, []uint16{1, 2, 3})); !maps.Equal(got, want) {
+		t.Fatalf("rows %v, want %v", got, want)
+	}
+	before, size := f.writes, s.Size()
+	testhost.Must(t, s.Sync(t.Context(), contentOf(t, []uint16{1, 2, 3})))
+	again := f.open(2)
+	testhost.Must(t, again.Sync(t.Context(), contentOf(t, []uint16{1, 2, 3})))
+	if f.writes != before {
+		t.Errorf("%d entries were written again", f.writes-before)
+	}
+	if again.Size() != size || size != len(f.tables) {
+		t.Errorf("%d and %d entries, and the switch has %d", size, again.Size(), len(f.tables))
+	}
+}
+
+// A change of the servers takes effect as a whole: after each update, packets find the rows before or
+// the new ones.
+func TestSyncSwapsWholeGenerations(t *testing.T) {
+	f := startFake(t)
+	s := f.open(1)
+	old, next := contentOf(t, []uint16{1, 2, 3}), contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	testhost.Must(t, s.Sync(t.Context(), old))
+	wantOld, wantNew, first, mixed := viewOf(old), viewOf(next), 0, 0
+	f.changed = func() {
+		switch got := f.view(); {
+		case maps.Equal(got, wantNew):
+			first = max(first, f.writes)
+		case !maps.Equal(got, wantOld) || first > 0:
+			mixed = max(mixed, f.writes)
+		}
+	}
+	testhost.Must(t, s.Sync(t.Context(), next))
+	if first == 0 || mixed > 0 {
+		t.Errorf("the new rows are in force after %d updates; after %d, packets find neither them nor the rows before",
+			first, mixed)
+	}
+	if want := s.Size(); want != len(f.tables) {
+		t.Errorf("the switch has %d entries, not %d", len(f.tables), want)
+	}
+	for name := range f.tables {
+		if strings.HasPrefix(name, "rows ") && !strings.HasPrefix(name, "rows "+packedPrefix(Number(7), Number(uint64(next.Services[0].Tables)))) {
+			t.Fatalf("an entry of the former rows is left: %q", name)
+		}
+	}
+}
+
+// A switch that refuses an update, or a controller that ends, leaves the rows before or the new ones.
+// The next controller continues.
+func TestSyncContinues(t *testing.T) {
+	old, next := contentOf(t, []uint16{1, 2, 3}), contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	for refused := 0; ; refused += 7 {
+		f := startFake(t)
+		s := f.open(1)
+		testhost.Must(t, s.Sync(t.Context(), old))
+		f.most = f.writes + refused
+		err := s.Sync(t.Context(), next)
+		if err == nil {
+			return
+		}
+		if !strings.Contains(err.Error(), "ResourceExhausted") || !strings.Contains(err.Error(), "of table ") {
+			t.Fatalf("error %v", err)
+		}
+		if got := f.view(); !maps.Equal(got, viewOf(old)) && !maps.Equal(got, viewOf(next)) {
+			t.Fatalf("after %d updates, packets find neither the rows before nor the new ones", refused)
+		}
+		f.most = -1
+		again := f.open(2)
+		testhost.Must(t, again.Sync(t.Context(), next))
+		if got := f.view(); !maps.Equal(got, viewOf(next)) || again.Size() != len(f.tables) {
+			t.Fatalf("after %d updates and a further controller, the switch does not have the new rows", refused)
+		}
+	}
+}
+
+// If only the condition of servers changes, rows change in place, and only those of these servers.
+func TestSyncChangesRowsInPlace(t *testing.T) {
+	f := startFake(t)
+	s := f.open(1)
+	c := contentOf(t, []uint16{1, 2, 3})
+	testhost.Must(t, s.Sync(t.Context(), c))
+	tables, before := c.Services[0].Tables, f.writes
+	c.Services[0].Servers[2] = Condition{Reachable: true} // drained
+	testhost.Must(t, s.Sync(t.Context(), c))
+	if c.Services[0].Tables != tables {
+		t.Error("the rows were swapped")
+	}
+	if got := f.view(); !maps.Equal(got, viewOf(c)) {
+		t.Error("the switch does not have the new rows")
+	}
+	if n := f.writes - before; n == 0 || n > 16 {
+		t.Errorf("%d updates for the drain of one of three servers in 16 rows", n)
+	}
+}
+
+// Only the controller with the highest election ID can write.
+func TestSyncOfTwoControllers(t *testing.T) {
+	f := startFake(t)
+	first := f.open(5)
+	c := contentOf(t, []uint16{1, 2, 3})
+	testhost.Must(t, first.Sync(t.Context(), c))
+	second := f.open(6)
+	c.Services[0].Servers[2] = Condition{}
+	if err := first.Sync(t.Context(), c); !errors.Is(err, ErrNotPrimary) {
+		t.Errorf("the former primary controller: error %v", err)
+	}
+	testhost.Must(t, second.Sync(t.Context(), c))
+	if third := f.open(4); third.client.IsPrimary() {
+		t.Error("a controller with a lower ID is the primary one")
+	}
+}
