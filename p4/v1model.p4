@@ -34,13 +34,13 @@ control V1Ingress(inout headers_t headers, inout packet_t p, inout standard_meta
         }, 64w0x1_0000_0000);
         balance.apply(headers, p);
         reasons.count((bit<32>)(bit<8>)p.reason);
-        if (p.verdict == verdict_t.DROP) {
+        if (is_forward(p.reason)) {
+            servers.count((bit<32>)p.servers.slot0);
+        }
+        if (p.reason == reason_t.DROP_PORT) {
             mark_to_drop(standard);
         } else {
             standard.egress_spec = p.egress_port;
-        }
-        if (p.verdict == verdict_t.FORWARD) {
-            servers.count((bit<32>)p.servers.slot0);
         }
     }
 }

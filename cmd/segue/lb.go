@@ -26,6 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
@@ -144,6 +145,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		announcer.PublishTo(stream)
 		metrics.MustRegister(announcer)
 		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
+	}
+	if contents := b.Contents(); contents != nil {
+		follower := p4switch.NewFollower(cfg.Node.Switch, log)
+		metrics.MustRegister(follower)
+		group.Go(func() error { return follower.Run(ctx, contents) })
 	}
 	serveMetrics()
 	group.Go(func() error {

@@ -91,6 +91,7 @@ type Balancer struct {
 	patience  time.Duration
 	ready     chan struct{}
 	abilities chan []ServiceState // has room for one value
+	offload   *offload            // nil: the configuration has no switch
 }
 
 // call is a function for the goroutine that owns the balancer, and the channel for its error. The
@@ -157,6 +158,7 @@ func newBalancer(
 		patience:  reloadTimeout,
 		ready:     make(chan struct{}),
 		abilities: make(chan []ServiceState, 1),
+		offload:   newOffload(cfg.Node.Switch),
 	}
 	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -321,6 +323,7 @@ func (b *Balancer) control(ctx context.Context) error {
 // arm sets the alarms of pending work, and tells the abilities of the services.
 func (b *Balancer) arm() {
 	b.tellAbilities()
+	b.tellSwitch()
 	if len(b.stale) > 0 {
 		b.choice.within(gather)
 		b.journal.within(journalDelay)

@@ -78,6 +78,24 @@ type BalancerNode struct {
 	// SignalKey is the absolute path of the file with the keys for tags of signals. A start and a
 	// reload read it. Without it the balancer does not check tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
+	// Switch is a switch in front of Interface that balances services itself; nil: there is none. A
+	// change needs a restart.
+	Switch *Switch `yaml:"switch,omitempty"`
+}
+
+// Switch is a switch that runs the program in folder p4 (package p4switch).
+type Switch struct {
+	// Address is where the switch serves P4Runtime: host:port, or unix:path.
+	Address string `yaml:"address"`
+	// Device is the number of the switch among those that the address serves. Default 0.
+	Device uint64 `yaml:"device,omitempty"`
+	// ElectionID decides which of several controllers may write: the one with the highest. It is at
+	// least 1, the default.
+	ElectionID uint64 `yaml:"election-id"`
+	// NetworkPort is the port of the switch towards clients and servers. HostPort is the one towards
+	// the balancer's interface.
+	NetworkPort int `yaml:"network-port" range:"1 to 511"`
+	HostPort    int `yaml:"host-port" range:"1 to 511"`
 }
 
 // Limits are the capacities of the tables in the kernel.

@@ -66,6 +66,9 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.limits.hints", &b.Node.Limits.Hints, DefaultHints)
 	setDefault(given, "node.state", &b.Node.State, defaultState)
 	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
+	if b.Node.Switch != nil {
+		setDefault(given, "node.switch.election-id", &b.Node.Switch.ElectionID, 1)
+	}
 	given.defaultBGP(b.BGP)
 	given.defaultStore(b.Store)
 }

@@ -27,6 +27,10 @@ func (b *Balancer) Fixed() []Setting {
 	if b.BGP != nil {
 		speaker = *b.BGP
 	}
+	var to Switch
+	if b.Node.Switch != nil {
+		to = *b.Node.Switch
+	}
 	return append([]Setting{
 		setting("node.instance", b.Node.Instance),
 		setting("node.interface", b.Node.Interface),
@@ -37,6 +41,11 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.limits.flows", b.Node.Limits.Flows),
 		setting("node.limits.hints", b.Node.Limits.Hints),
 		setting("node.limits.servers", b.Node.Limits.Servers),
+		setting("node.switch.address", to.Address),
+		setting("node.switch.device", to.Device),
+		setting("node.switch.election-id", to.ElectionID),
+		setting("node.switch.network-port", to.NetworkPort),
+		setting("node.switch.host-port", to.HostPort),
 		setting("api.group", b.API.Group),
 		setting("metrics.listen", b.Metrics.Listen),
 		setting("bgp.asn", speaker.ASN),

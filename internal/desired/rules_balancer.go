@@ -73,6 +73,7 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	r.checkPeers(&b.Node)
 	r.checkSignalKey(b.Node.SignalKey)
 	r.checkPollKey(b)
+	r.checkSwitch(&b.Node)
 	r.checkState(b.Node.State)
 	checkRange(r, "node.drop-removed-vips", b.Node.DropRemovedVIPs, 0, 24*time.Hour)
 	r.checkAPI(&b.API)
@@ -286,6 +287,26 @@ func (r *rules) checkPersistence(path string, s *Service) {
 	if s.Buckets*s.Candidates > MaxColumns {
 		r.failf(fieldpath.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",
 			s.Buckets, s.Candidates, s.Persistence, MaxColumns)
+	}
+}
+
+// checkSwitch checks the settings of the switch in front of the node's interface.
+func (r *rules) checkSwitch(node *BalancerNode) {
+	to, at := node.Switch, "node.switch"
+	if to == nil {
+		return
+	}
+	if to.Address == "" {
+		r.failf(fieldpath.Child(at, "address"), "required")
+	}
+	if to.ElectionID == 0 {
+		r.failf(fieldpath.Child(at, "election-id"), "must be at least 1")
+	}
+	if to.NetworkPort == to.HostPort && to.HostPort != 0 {
+		r.failf(fieldpath.Child(at, "host-port"), "must not be the network-port, %d", to.NetworkPort)
+	}
+	if node.Inside != "" {
+		r.failf("node.inside", "must not be set with node.switch, whose packets to servers leave by the network-port")
 	}
 }
 

@@ -16,8 +16,7 @@ import (
 type Service struct {
 	*desired.Service
 	Number uint16
-	VIP    uint16 // the number of its VIP
-	Tables uint8  // which of its two sets of tables, 0 or 1
+	Tables uint8 // which of its two sets of tables, 0 or 1
 	// Rows has the slots of the servers. Sets is how many generations each row has.
 	Rows *dataplane.Rows
 	Sets int
@@ -36,7 +35,7 @@ type Server struct {
 	Hop     NextHop
 }
 
-// NextHop is the way to a server, or to the balancer that gets what the switch does not handle.
+// NextHop is the way to a server. With port 0, there is none.
 type NextHop struct {
 	Port uint16 // of the switch
 	MAC  [6]byte
@@ -44,8 +43,8 @@ type NextHop struct {
 	MTU  uint16
 }
 
-// refused says why a switch does not balance a service. It is empty if it does.
-func refused(s *desired.Service) string {
+// Refused says why a switch does not balance a service. It is empty if a switch does.
+func Refused(s *desired.Service) string {
 	switch {
 	case s.Persistence != desired.PersistenceStateless:
 		return fmt.Sprintf("persistence %s: a switch keeps nothing about flows; it needs stateless", s.Persistence)
@@ -66,9 +65,9 @@ func (s *Service) Match() Entry {
 	if s.Encapsulation == desired.SRv6Encap {
 		encapsulation = 1
 	}
-	shift := 32 - bits.Len(uint(s.Buckets-1))
+	shift, vip := 32-bits.Len(uint(s.Buckets-1)), s.VIP.As16()
 	e := Entry{
-		Table: "services", Key: []Value{Number(uint64(s.VIP)), Number(uint64(s.Port.Number()))},
+		Table: "services", Key: []Value{vip[:], Number(uint64(s.Port.Number()))},
 		Action: "set_service",
 		Params: []Value{
 			Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(^uint32(0) << shift)),
@@ -161,8 +160,8 @@ func slotValues(slots []uint16, places int) []Value {
 	return values
 }
 
-// Entries yields the entries of a server: its next hop, and its locator for each place of a list.
-// Without a next hop (port 0), packets to the server are dropped.
+// Entries yields the entries of a server: its next hop, if it has one, and its locator for each place
+// of a list.
 func (s *Server) Entries() iter.Seq[Entry] {
 	slot, address := []Value{Number(uint64(s.Slot))}, s.Locator.As16()
 	return func(yield func(Entry) bool) {

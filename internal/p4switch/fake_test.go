@@ -25,6 +25,7 @@ type fake struct {
 	p4v1.UnimplementedP4RuntimeServer
 	t       testing.TB
 	address string
+	server  *grpc.Server
 
 	mu      sync.Mutex
 	program *program
@@ -42,14 +43,22 @@ func startFake(t testing.TB) *fake {
 	var err error
 	f.program, err = newProgram(p4.Info)
 	testhost.Must(t, err)
-	listener, err := net.Listen("unix", f.address[len("unix:"):])
-	testhost.Must(t, err)
-	server := grpc.NewServer()
-	p4v1.RegisterP4RuntimeServer(server, f)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
+	f.start()
+	t.Cleanup(f.stop)
 	return f
 }
+
+// start makes the switch serve again, after stop.
+func (f *fake) start() {
+	f.t.Helper()
+	listener, err := net.Listen("unix", f.address[len("unix:"):])
+	testhost.Must(f.t, err)
+	f.server = grpc.NewServer()
+	p4v1.RegisterP4RuntimeServer(f.server, f)
+	go func() { _ = f.server.Serve(listener) }()
+}
+
+func (f *fake) stop() { f.server.Stop() }
 
 // open connects a controller.
 func (f *fake) open(election uint64) *Switch {

@@ -19,12 +19,7 @@ type Content struct {
 	Network, Host uint16
 	MAC           [6]byte
 	// Source is the balancer's address, as servers see it.
-	Source netip.Addr
-	// Other is the way to the balancer that gets the packets that the switch does not handle. With
-	// port 0, the switch drops them.
-	Other NextHop
-	// VIPs has the numbers of the services' VIPs.
-	VIPs     map[netip.Addr]uint16
+	Source   netip.Addr
 	Services []*Service // Sync chooses the Tables of each
 	Servers  []*Server
 }
@@ -84,21 +79,10 @@ func (s *Switch) Sync(ctx context.Context, c *Content) error {
 func (c *Content) common() iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		source := c.Source.As16()
-		other := Entry{Table: "balancer", Action: "drop"}
-		if c.Other.Port != 0 {
-			other = Entry{Table: "balancer", Action: "to_balancer", Params: []Value{
-				Number(uint64(c.Other.Port)), c.Other.MAC[:], c.Other.Own[:],
-			}}
-		}
 		all := []Entry{
 			{"ports", []Value{Number(uint64(c.Network))}, "from_network", []Value{Number(uint64(c.Host)), c.MAC[:]}},
 			{"ports", []Value{Number(uint64(c.Host))}, "from_host", []Value{Number(uint64(c.Network))}},
 			{"source", nil, "set_source", []Value{source[:]}},
-			other,
-		}
-		for vip, number := range c.VIPs {
-			address := vip.As16()
-			all = append(all, Entry{"vips", []Value{address[:]}, "set_vip", []Value{Number(uint64(number))}})
 		}
 		for _, e := range all {
 			if !yield(e) {
@@ -241,7 +225,7 @@ func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
 // removeOthers removes what the content does not have: first the entries by which packets find it.
 func (w *writer) removeOthers(c *Content) {
 	w.flush()
-	for _, table := range []string{"services", "services_of_all_ports", "vips", "ports"} {
+	for _, table := range []string{"services", "services_of_all_ports", "ports"} {
 		w.removeExcept(table, "", w.kept[table])
 	}
 	w.flush()

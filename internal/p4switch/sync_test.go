@@ -27,7 +27,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 		Persistence: desired.PersistenceStateless, Encapsulation: desired.SRv6Encap,
 		Candidates: 2, Buckets: 16, BucketHash: desired.BucketHashCRC32,
 	}
-	s := &Service{Service: svc, Number: 7, VIP: 3, Sets: len(sets), Servers: map[uint16]Condition{}, TakesFlows: true}
+	s := &Service{Service: svc, Number: 7, Sets: len(sets), Servers: map[uint16]Condition{}, TakesFlows: true}
 	s.Rows = dataplane.NewRows(svc.Buckets, len(sets), svc.Candidates, svc.BucketHash)
 	var stored []serversets.Set
 	for i, servers := range sets {
@@ -51,7 +51,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 	s.Digest = serversets.Digest(stored, len(sets))
 	c := &Content{
 		Network: 1, Host: 2, MAC: [6]byte{2, 0, 0, 0, 0, 2}, Source: netip.MustParseAddr("fd00:6c:0:1::"),
-		VIPs: map[netip.Addr]uint16{vip: 3}, Services: []*Service{s},
+		Services: []*Service{s},
 	}
 	for _, number := range sets[0] {
 		s.Servers[number] = Condition{Takes: true, Reachable: true}
@@ -66,7 +66,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 // view returns the entries of the service's rows that packets find, without the number of the set
 // of tables. It is nil if the switch does not have the service.
 func (f *fake) view() map[string]string {
-	match := (&Service{Service: &desired.Service{Port: 80, Buckets: 2}, VIP: 3}).Match()
+	match := (&Service{Service: &desired.Service{VIP: vip, Port: 80, Buckets: 2}}).Match()
 	value, ok := f.tables["services "+match.key()]
 	if !ok {
 		return nil

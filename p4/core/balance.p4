@@ -4,8 +4,11 @@
  *
  *     parse -> receive -> classify -> lookup or choose -> find next hop -> encapsulate
  *
- * The wrapper of an architecture sets ingress_port, frame_length and hash, and acts by verdict and
- * egress_port.
+ * Packets that this program does not balance pass to the host behind the switch, unchanged. The host
+ * runs the XDP balancer with the same tables, and handles them.
+ *
+ * The wrapper of an architecture sets ingress_port, frame_length and hash. It sends the packet to
+ * egress_port, unless the reason is DROP_PORT.
  */
 #include "sizes.p4"
 #include "headers.p4"
@@ -13,6 +16,11 @@
 #include "classify.p4"
 #include "lookup.p4"
 #include "encapsulate.p4"
+
+/* Whether the packet goes to a server. */
+bool is_forward(in reason_t reason) {
+    return (bit<8>)reason >= 1 && (bit<8>)reason <= 4;
+}
 
 control Balance(inout headers_t headers, inout packet_t p) {
     CheckLengths() check_lengths;
@@ -23,20 +31,17 @@ control Balance(inout headers_t headers, inout packet_t p) {
     Lookup() lookup;
     FindNextHop() find_next_hop;
     Encapsulate() encapsulate;
-    Punt() punt;
 
     apply {
         p.reason = reason_t.NONE;
-        p.verdict = verdict_t.FORWARD;
         if (p.unusual != reason_t.PASS_NOT_IP) {
             check_lengths.apply(headers, p);
         }
         receive.apply(headers, p);
         if (p.reason == reason_t.NONE) {
-            p.verdict = verdict_t.FORWARD;
             classify.apply(p, headers.tcp);
         }
-        if (p.verdict == verdict_t.FORWARD) {
+        if (p.reason == reason_t.NONE) {
             p.bucket = p.hash & p.service.bucket_mask;
             if (headers.tcp.flags & (TCP_SYN | TCP_ACK) == TCP_SYN) {
                 choose.apply(p);
@@ -45,16 +50,11 @@ control Balance(inout headers_t headers, inout packet_t p) {
                 lookup.apply(p);
             }
         }
-        if (p.verdict == verdict_t.FORWARD) {
+        if (is_forward(p.reason)) {
             find_next_hop.apply(headers, p);
         }
-        if (p.verdict == verdict_t.FORWARD) {
+        if (is_forward(p.reason)) {
             encapsulate.apply(headers, p);
-        }
-        if (p.verdict == verdict_t.PUNT) {
-            punt.apply(headers, p);
-        } else if (p.verdict == verdict_t.PASS) {
-            p.egress_port = p.host_port;
         }
     }
 }

@@ -118,10 +118,11 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
 
         segments.apply(headers, p);
         source.apply();
-        if (!headers.server0.isValid()) {
-            p.reason = reason_t.DROP_NO_NEXT_HOP;
-            p.verdict = verdict_t.DROP;
-        } else if (p.service.encapsulation == encapsulation_t.SRV6_INSERT) {
+        p.egress_port = p.next_hop_port;
+        headers.ethernet.destination = p.next_hop_mac;
+        headers.ethernet.source = p.own_mac;
+        headers.ethernet.ethertype = ETHERTYPE_IPV6;
+        if (p.service.encapsulation == encapsulation_t.SRV6_INSERT) {
             insert();
             headers.outer.next_header = PROTOCOL_ROUTING;
             headers.outer.destination = headers.server0.address;
@@ -150,13 +151,13 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
     }
 }
 
-/* Finds out how to send the packet to its first server, and whether it fits. */
+/* Finds out how to send the packet to its first server, and whether it may be sent. */
 control FindNextHop(inout headers_t headers, inout packet_t p) {
     action set_next_hop(bit<9> port, bit<48> mac, bit<48> own_mac, bit<16> mtu) {
-        p.egress_port = port;
+        p.next_hop_port = port;
+        p.next_hop_mac = mac;
+        p.own_mac = own_mac;
         p.mtu = mtu;
-        headers.ethernet.destination = mac;
-        headers.ethernet.source = own_mac;
     }
 
     table next_hops {
@@ -168,7 +169,6 @@ control FindNextHop(inout headers_t headers, inout packet_t p) {
 
     apply {
         bit<16> segments = (bit<16>)p.servers.count;
-        ethernet_t before = headers.ethernet;
 
         if (p.service.encapsulation == encapsulation_t.SRV6_INSERT) {
             p.added = 8 + ((segments + 2) << 4);
@@ -180,44 +180,11 @@ control FindNextHop(inout headers_t headers, inout packet_t p) {
             p.added = 32 + (segments << 4);
         }
         if (!next_hops.apply().hit) {
-            p.reason = reason_t.DROP_NO_NEXT_HOP;
-            p.verdict = verdict_t.DROP;
+            p.reason = reason_t.PASS_NO_SERVER;
         } else if (p.hop_limit <= 1) {
-            p.reason = reason_t.PUNT_HOP_LIMIT;
-            p.verdict = verdict_t.PUNT;
+            p.reason = reason_t.PASS_HOP_LIMIT;
         } else if (p.length + (bit<17>)p.added > (bit<17>)p.mtu) {
-            p.reason = reason_t.PUNT_TOO_BIG;
-            p.verdict = verdict_t.PUNT;
-        } else {
-            p.verdict = verdict_t.FORWARD;
+            p.reason = reason_t.PASS_TOO_BIG;
         }
-        if (p.verdict == verdict_t.PUNT) {
-            headers.ethernet = before;
-        }
-        headers.ethernet.ethertype = p.verdict == verdict_t.FORWARD ? ETHERTYPE_IPV6 : before.ethertype;
-    }
-}
-
-/* Sends a packet that this program does not handle to a balancer that does: only the MAC addresses
- * change. Without such a balancer, the packet is dropped. */
-control Punt(inout headers_t headers, inout packet_t p) {
-    action to_balancer(bit<9> port, bit<48> mac, bit<48> own_mac) {
-        p.egress_port = port;
-        headers.ethernet.destination = mac;
-        headers.ethernet.source = own_mac;
-    }
-
-    action drop() {
-        p.verdict = verdict_t.DROP;
-    }
-
-    /* The other balancer, as the default action. */
-    table balancer {
-        actions = { to_balancer; drop; }
-        default_action = drop();
-    }
-
-    apply {
-        balancer.apply();
     }
 }

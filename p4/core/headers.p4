@@ -117,36 +117,26 @@ struct headers_t {
     tcp_option_t[40] tcp_options;
 }
 
-/* Why a packet leaves the program. The names are those of enum lb_reason in bpf/balancer/stats.h. A
- * packet is punted if another balancer must handle it. */
+/* What happens to a packet. A packet is forwarded to a server, with the reasons of enum lb_reason in
+ * bpf/balancer/stats.h, or passes to the host behind the switch, where the XDP balancer runs. */
 enum bit<8> reason_t {
-    NONE = 0,
-    PASS_NOT_IP = 1,
-    PASS_NOT_FOR_HOST = 2,
-    PASS_NOT_VIP = 3,
-    PASS_FROM_HOST = 4,
-    FORWARD_KNOWN = 5,
-    FORWARD_NEW = 6,
-    FORWARD_HUNT = 7,
-    FORWARD_RECOVER = 8,
-    PUNT_MALFORMED = 9,      /* a header contradicts another one, or the frame */
-    PUNT_FRAGMENT = 10,
-    PUNT_PROTOCOL = 11,      /* not TCP: UDP, ICMP, extension headers */
-    PUNT_NO_SERVICE = 12,    /* no service of the VIP has this port */
-    PUNT_NO_SERVER = 13,     /* the row has no server, or the tables have no entry for it */
-    PUNT_HOP_LIMIT = 14,
-    PUNT_TOO_BIG = 15,
-    DROP_GROUP_SOURCE = 16,
-    DROP_TCP_FLAGS = 17,
-    DROP_NO_NEXT_HOP = 18,
-    DROP_OUTSIDE = 19
-}
-
-enum bit<2> verdict_t {
-    DROP = 0,
-    PASS = 1,    /* to the host behind the switch, or from it */
-    FORWARD = 2, /* to a server */
-    PUNT = 3     /* to another balancer, unchanged */
+    NONE = 0, /* still on its way */
+    FORWARD_KNOWN = 1,
+    FORWARD_NEW = 2,
+    FORWARD_HUNT = 3,
+    FORWARD_RECOVER = 4,
+    PASS_FROM_HOST = 5,    /* the host has sent it */
+    PASS_NOT_FOR_HOST = 6, /* another MAC address, multicast, broadcast */
+    PASS_NOT_IP = 7,
+    PASS_NO_SERVICE = 8,   /* to no address and port that the switch balances */
+    PASS_PROTOCOL = 9,     /* not TCP directly behind the IP header */
+    PASS_FRAGMENT = 10,
+    PASS_MALFORMED = 11,   /* a header contradicts another one, or the length of the frame */
+    PASS_FLAGS = 12,       /* SYN with FIN or RST */
+    PASS_NO_SERVER = 13,   /* the row has no server for it, or its server has no next hop */
+    PASS_HOP_LIMIT = 14,   /* the hop limit is exceeded */
+    PASS_TOO_BIG = 15,     /* longer than the path to its server permits */
+    DROP_PORT = 16         /* from a port that is not in use */
 }
 
 /* How a packet travels to its servers. */
@@ -206,7 +196,6 @@ struct packet_t {
     bool      has_timestamps;
     bit<32>   echo;
     /* From the steps. */
-    bit<16>   vip;
     service_t service;
     bit<32>   hash;
     bit<32>   bucket;
@@ -214,12 +203,13 @@ struct packet_t {
     servers_t servers;
     bit<16>   function;      /* what each server is asked */
     bit<16>   added;         /* bytes of the encapsulation */
-    bit<16>   mtu;           /* towards the first server */
+    bit<9>    next_hop_port; /* towards the first server */
+    bit<48>   next_hop_mac;
+    bit<48>   own_mac;
+    bit<16>   mtu;
     bit<128>  own_address;   /* of the balancer, as servers see it */
     reason_t  reason;
-    verdict_t verdict;
     bit<9>    egress_port;
-    bit<9>    host_port;     /* of packets that pass */
 }
 
 /* No column: the packet has no cookie. */

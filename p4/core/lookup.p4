@@ -59,8 +59,7 @@ control Choose(inout packet_t p) {
         p.reason = reason_t.FORWARD_NEW;
         p.function = SID_CONNECT_FORCE;
         if (!rows.apply().hit) {
-            p.reason = reason_t.PUNT_NO_SERVER;
-            p.verdict = verdict_t.PUNT;
+            p.reason = reason_t.PASS_NO_SERVER;
         } else {
             if (p.service.hunts == 1) {
                 p.reason = reason_t.FORWARD_HUNT;
@@ -130,8 +129,7 @@ control Lookup(inout packet_t p) {
         p.reason = reason_t.FORWARD_KNOWN;
         if (!columns.apply().hit) {
             if (!histories.apply().hit) {
-                p.reason = reason_t.PUNT_NO_SERVER;
-                p.verdict = verdict_t.PUNT;
+                p.reason = reason_t.PASS_NO_SERVER;
             } else if (p.servers.count > 1) {
                 p.reason = reason_t.FORWARD_RECOVER;
             }

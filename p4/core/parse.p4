@@ -81,7 +81,7 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
 
     state ipv4 {
         packet.extract(headers.ipv4);
-        p.unusual = reason_t.PUNT_MALFORMED;
+        p.unusual = reason_t.PASS_MALFORMED;
         p.source = 96w0xffff ++ headers.ipv4.source;
         p.destination = 96w0xffff ++ headers.ipv4.destination;
         p.traffic_class = headers.ipv4.traffic_class;
@@ -103,7 +103,7 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
     }
 
     state ipv4_payload {
-        p.unusual = reason_t.PUNT_FRAGMENT;
+        p.unusual = reason_t.PASS_FRAGMENT;
         transition select(headers.ipv4.more_fragments, headers.ipv4.fragment_offset,
                           headers.ipv4.protocol) {
             (0, 0, PROTOCOL_TCP): tcp;
@@ -114,7 +114,7 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
 
     state ipv6 {
         packet.extract(headers.ipv6);
-        p.unusual = reason_t.PUNT_MALFORMED;
+        p.unusual = reason_t.PASS_MALFORMED;
         p.source = headers.ipv6.source;
         p.destination = headers.ipv6.destination;
         p.traffic_class = headers.ipv6.traffic_class;
@@ -131,12 +131,12 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
     }
 
     state other_protocol {
-        p.unusual = reason_t.PUNT_PROTOCOL;
+        p.unusual = reason_t.PASS_PROTOCOL;
         transition accept;
     }
 
     state tcp {
-        p.unusual = reason_t.PUNT_MALFORMED;
+        p.unusual = reason_t.PASS_MALFORMED;
         packet.extract(headers.tcp);
         transition select(headers.tcp.data_offset) {
             0 &&& 0xc: accept;
@@ -161,9 +161,9 @@ control CheckLengths(in headers_t headers, inout packet_t p) {
         bit<32> tcp_end = (bit<32>)p.header_length + ((bit<32>)headers.tcp.data_offset << 2);
 
         if (length > room || length > 65535 || length < (bit<32>)p.header_length) {
-            p.unusual = reason_t.PUNT_MALFORMED;
+            p.unusual = reason_t.PASS_MALFORMED;
         } else if (headers.tcp.isValid() && tcp_end > length) {
-            p.unusual = reason_t.PUNT_MALFORMED;
+            p.unusual = reason_t.PASS_MALFORMED;
         }
     }
 }

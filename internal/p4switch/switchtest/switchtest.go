@@ -27,7 +27,6 @@ import (
 const (
 	Network = 1 // towards clients and servers
 	Host    = 2 // towards the host that controls the switch
-	Other   = 3 // towards the balancer that gets what the switch does not handle
 )
 
 const (
@@ -73,7 +72,7 @@ func (s *Switch) connect() error {
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0); err != nil {
 		return err
 	}
-	for _, port := range []int{Network, Host, Other} {
+	for _, port := range []int{Network, Host} {
 		attributes := netlink.NewLinkAttrs()
 		attributes.Name, attributes.MTU = fmt.Sprintf("port%d", port), longest-18
 		veth := &netlink.Veth{LinkAttrs: attributes, PeerName: fmt.Sprintf("end%d", port)}
@@ -122,7 +121,7 @@ func (s *Switch) disconnect() {
 func (s *Switch) run(t testing.TB, address string) error {
 	const script = `mount -t sysfs none /sys && exec "$@"`
 	args := []string{"--mount", "--propagation", "private", "sh", "-c", script, "sh", program, "--no-p4"}
-	for _, port := range []int{Network, Host, Other} {
+	for _, port := range []int{Network, Host} {
 		args = append(args, "-i", fmt.Sprintf("%d@port%d", port, port))
 	}
 	cmd := exec.Command("unshare", append(args, "--", "--grpc-server-addr", address)...)

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/p4switch"
+)
+
+// offload tells a switch what the data path does, so that the switch itself forwards the packets of
+// services that it can balance (docs/understand/p4.md). All other packets pass to this host, and
+// the data path handles them.
+type offload struct {
+	contents chan *p4switch.Content // has room for one value
+	told     uint64                 // a hash of what the last content follows from; 0: none was told
+	rows     map[string]offloadedRows
+}
+
+// offloadedRows are the rows of a service, and what they were built from.
+type offloadedRows struct {
+	from tableInput
+	rows *dataplane.Rows
+}
+
+// Contents returns the channel with what the switch of the configuration is to contain. It has the
+// latest content only. It is nil if the configuration has no switch.
+func (b *Balancer) Contents() <-chan *p4switch.Content {
+	if b.offload == nil {
+		return nil
+	}
+	return b.offload.contents
+}
+
+// newOffload returns the offload to a switch, or nil if there is none.
+func newOffload(to *desired.Switch) *offload {
+	if to == nil {
+		return nil
+	}
+	return &offload{contents: make(chan *p4switch.Content, 1)}
+}
+
+// tellSwitch puts the present content into the channel, if it has changed.
+func (b *Balancer) tellSwitch() {
+	o := b.offload
+	if o == nil || !b.attached {
+		return
+	}
+	hash := b.hashOfContent()
+	if hash == o.told {
+		return
+	}
+	o.told = hash
+	content, err := b.content()
+	if err != nil { // the data path has built the same table before
+		b.log.Error("tell the switch", "error", err)
+		return
+	}
+	select { // remove a value that was not read; nobody else sends
+	case <-o.contents:
+	default:
+	}
+	o.contents <- content
+}
+
+// offloaded lists the services that the switch balances, in the order of their names. A service
+// that was not stateless before is left out until its former flows have ended: only the flow table
+// knows their servers.
+func (b *Balancer) offloaded() (services []*service) {
+	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
+		svc := b.services.byName[name]
+		if p4switch.Refused(svc.Service) == "" && svc.rule.Buckets > 0 && !svc.rule.HasFormerFlows() {
+			services = append(services, svc)
+		}
+	}
+	return services
+}
+
+// hashOfContent returns a hash of everything that a content follows from.
+func (b *Balancer) hashOfContent() uint64 {
+	sum := fnv.New64a()
+	add := func(numbers ...uint64) {
+		for _, n := range numbers {
+			_ = binary.Write(sum, binary.NativeEndian, n) // a hash never fails
+		}
+	}
+	add(wordOfMAC(b.own[0].MAC))
+	for _, svc := range b.offloaded() {
+		add(uint64(svc.id), uint64(svc.rule.Buckets), uint64(svc.rule.Row), uint64(svc.rule.Methods),
+			uint64(svc.rule.Encapsulation), svc.label.Generation, uint64(svc.label.Digest))
+		_, _ = sum.Write(svc.VIP.AsSlice())
+		add(uint64(svc.Port))
+		for _, m := range svc.members {
+			mac, port, _ := b.plane.Servers.NextHop(m.slot)
+			link := b.hops[target(&m.Server)].Link
+			add(uint64(m.slot), uint64(b.plane.Servers.Flags(m.slot)), uint64(port), uint64(link.MTU),
+				wordOfMAC(mac), wordOfMAC(link.MAC))
+			_, _ = sum.Write(m.Locator.Addr().AsSlice())
+		}
+	}
+	return max(sum.Sum64(), 1)
+}
+
+func wordOfMAC(mac [6]byte) uint64 {
+	return uint64(binary.BigEndian.Uint16(mac[:]))<<32 | uint64(binary.BigEndian.Uint32(mac[2:]))
+}
+
+// content returns what the switch is to contain.
+func (b *Balancer) content() (*p4switch.Content, error) {
+	to := b.cfg.Node.Switch
+	c := &p4switch.Content{
+		Network: uint16(to.NetworkPort), Host: uint16(to.HostPort), MAC: b.own[0].MAC,
+		Source: b.services.locator.Addr(),
+	}
+	rows := map[string]offloadedRows{}
+	for _, svc := range b.offloaded() {
+		built := b.offload.rows[svc.Name]
+		if built.rows == nil || !reflect.DeepEqual(built.from, svc.builtFrom) {
+			built.from = svc.builtFrom
+			var err error
+			if built.rows, err = b.services.built.build(svc.builtFrom); err != nil {
+				return nil, err
+			}
+		}
+		rows[svc.Name] = built
+		c.Services = append(c.Services, b.offloadedService(svc, built.rows))
+		for _, m := range svc.members {
+			c.Servers = append(c.Servers, b.offloadedServer(m))
+		}
+	}
+	b.offload.rows = rows
+	return c, nil
+}
+
+func (b *Balancer) offloadedService(svc *service, rows *dataplane.Rows) *p4switch.Service {
+	s := &p4switch.Service{
+		Service: svc.Service, Number: uint16(svc.id), Rows: rows, Sets: int(svc.rule.Generations()),
+		Servers: map[uint16]p4switch.Condition{}, Digest: svc.label.Digest,
+	}
+	for _, m := range svc.members {
+		flags := b.plane.Servers.Flags(m.slot)
+		c := p4switch.Condition{
+			Takes:     b.plane.Servers.TakesFlows(m.slot),
+			Reachable: b.plane.Servers.HasNextHop(m.slot) && flags&dataplane.FlagUnreachable == 0,
+			Failing:   flags&dataplane.FlagFailing != 0,
+		}
+		s.Servers[uint16(m.slot)] = c
+		s.TakesFlows = s.TakesFlows || c.Takes
+	}
+	return s
+}
+
+// offloadedServer returns a server as the switch reaches it: by the port of the node's interface.
+func (b *Balancer) offloadedServer(m *member) *p4switch.Server {
+	s := &p4switch.Server{Slot: uint16(m.slot), Locator: m.Locator.Addr()}
+	mac, _, ok := b.plane.Servers.NextHop(m.slot)
+	link := b.hops[target(&m.Server)].Link
+	if ok && link.Index != 0 {
+		s.Hop = p4switch.NextHop{
+			Port: uint16(b.cfg.Node.Switch.NetworkPort), MAC: mac, Own: link.MAC, MTU: uint16(link.MTU),
+		}
+	}
+	return s
+}

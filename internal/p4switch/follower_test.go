@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p4switch
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// patience is how long a test waits for a follower.
+const patience = time.Minute
+
+// follow runs a follower of a switch until the test ends.
+func follow(t *testing.T, f *fake, election uint64) chan<- *Content {
+	t.Helper()
+	contents := make(chan *Content)
+	follower := NewFollower(&desired.Switch{Address: f.address, ElectionID: election}, slog.New(slog.DiscardHandler))
+	follower.retry = 10 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- follower.Run(ctx, contents) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return contents
+}
+
+// await waits until the switch has the content.
+func (f *fake) await(what string, c *Content) {
+	f.t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		f.mu.Lock()
+		has := maps.Equal(f.view(), viewOf(c))
+		f.mu.Unlock()
+		if has {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%s: the switch does not have the content", what)
+		}
+	}
+}
+
+// A follower brings the last content to a switch that starts late, has lost its entries, or has
+// refused some.
+func TestFollower(t *testing.T) {
+	f := startFake(t)
+	f.stop()
+	contents := follow(t, f, 1)
+	first, second := contentOf(t, []uint16{1, 2, 3}), contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	f.start()
+	contents <- first
+	f.await("a switch that starts late", first)
+	f.stop()
+	f.config, f.tables = nil, map[string]string{}
+	f.start()
+	f.await("a switch without its entries", first)
+	f.mu.Lock()
+	f.most = f.writes + 20
+	f.mu.Unlock()
+	contents <- second
+	f.mu.Lock()
+	f.most = -1
+	f.mu.Unlock()
+	f.await("a switch that has refused entries", second)
+}
+
+// A controller with a lower election ID waits until the other one has gone.
+func TestFollowerWaits(t *testing.T) {
+	f := startFake(t)
+	first := contentOf(t, []uint16{1, 2, 3})
+	follow(t, f, 7) <- first
+	f.await("the primary controller", first)
+	contents := follow(t, f, 6)
+	select {
+	case contents <- contentOf(t, []uint16{4, 5}):
+		t.Fatal("the other controller took a content")
+	case <-time.After(200 * time.Millisecond):
+	}
+	f.mu.Lock()
+	f.primary = 0
+	f.mu.Unlock()
+	second := contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	contents <- second
+	f.await("the other controller", second)
+}
