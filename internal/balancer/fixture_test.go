@@ -315,11 +315,11 @@ func copyOf(cfg *desired.Balancer) *desired.Balancer {
 
 // placeOne makes a service follow another state, and does not wait for packets under way.
 func (s *services) placeOne(want *serviceState) error {
-	placements, err := s.prepareAll([]*serviceState{want})
+	changes, err := s.prepareAll([]*serviceState{want})
 	if err != nil {
 		return err
 	}
-	return s.placeAll(placements)
+	return s.placeAll(changes)
 }
 
 func (f *fixture) mustApply(cfg *desired.Balancer) {

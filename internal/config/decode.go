@@ -272,8 +272,7 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	for node.Kind == yaml.AliasNode {
 		node = node.Alias
 	}
-	isNull := node.Tag == "!!null" || node.Value == "" && isAddress(into)
-	if node.Kind == yaml.ScalarNode && isNull {
+	if node.Kind == yaml.ScalarNode && (node.Tag == "!!null" || node.Value == "" && isAddress(into)) {
 		return
 	}
 	d.fields[path] = place{line: line, text: node.Value}

@@ -56,8 +56,8 @@ func TestReconfigure(t *testing.T) {
 	}
 }
 
-// TestFinite compares with the sum over the number of reconfigurations that a connection sees.
-func TestFinite(t *testing.T) {
+// TestEnding compares with the sum over the number of reconfigurations that a connection sees.
+func TestEnding(t *testing.T) {
 	infinite := []float64{0, 0.1, 0.3, 0.35}
 	const q = 0.6
 	got := ending(infinite, q)

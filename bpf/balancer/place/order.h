@@ -210,8 +210,8 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 	return 0;
 }
 
-/* Makes room for one more server in a list of at most `most` servers: drops the last one if the list
- * is full. */
+/* Makes room for one more server in a list of at most `most` servers: drops the last server if the
+ * list is full. */
 static __always_inline void leave_one_free(struct segments *segments, __u32 most)
 {
 	if (segments->count < most)
