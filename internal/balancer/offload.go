@@ -4,7 +4,7 @@ package balancer
 
 import (
 	"encoding/binary"
-	"hash/fnv"
+	"hash/maphash"
 	"maps"
 	"reflect"
 	"slices"
@@ -20,6 +20,8 @@ import (
 type offload struct {
 	contents chan *p4switch.Content // has room for one value
 	told     uint64                 // a hash of what the last content follows from; 0: none was told
+	seed     maphash.Seed           // of the hash
+	words    []byte                 // the input of the hash, whose memory is used again
 	rows     map[string]offloadedRows
 }
 
@@ -43,7 +45,7 @@ func newOffload(to *desired.Switch) *offload {
 	if to == nil {
 		return nil
 	}
-	return &offload{contents: make(chan *p4switch.Content, 1)}
+	return &offload{contents: make(chan *p4switch.Content, 1), seed: maphash.MakeSeed()}
 }
 
 // tellSwitch puts the present content into the channel, if it has changed.
@@ -75,36 +77,37 @@ func (b *Balancer) tellSwitch() {
 func (b *Balancer) offloaded() (services []*service) {
 	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		svc := b.services.byName[name]
-		if p4switch.Refused(svc.Service) == "" && svc.rule.Buckets > 0 && !svc.rule.HasFormerFlows() {
+		if svc.FitsSwitch() && svc.rule.Buckets > 0 && !svc.rule.HasFormerFlows() {
 			services = append(services, svc)
 		}
 	}
 	return services
 }
 
-// hashOfContent returns a hash of everything that a content follows from.
+// hashOfContent returns a hash of everything that a content follows from. It is computed after each
+// event, so it is cheap: a few words for each server.
 func (b *Balancer) hashOfContent() uint64 {
-	sum := fnv.New64a()
+	words := b.offload.words[:0]
 	add := func(numbers ...uint64) {
 		for _, n := range numbers {
-			_ = binary.Write(sum, binary.NativeEndian, n) // a hash never fails
+			words = binary.NativeEndian.AppendUint64(words, n)
 		}
 	}
 	add(wordOfMAC(b.own[0].MAC))
 	for _, svc := range b.offloaded() {
 		add(uint64(svc.id), uint64(svc.rule.Buckets), uint64(svc.rule.Row), uint64(svc.rule.Methods),
-			uint64(svc.rule.Encapsulation), svc.label.Generation, uint64(svc.label.Digest))
-		_, _ = sum.Write(svc.VIP.AsSlice())
-		add(uint64(svc.Port))
+			uint64(svc.rule.Encapsulation), svc.label.Generation, uint64(svc.label.Digest), uint64(svc.Port))
+		words = append(words, svc.VIP.AsSlice()...)
 		for _, m := range svc.members {
 			mac, port, _ := b.plane.Servers.NextHop(m.slot)
 			link := b.hops[target(&m.Server)].Link
 			add(uint64(m.slot), uint64(b.plane.Servers.Flags(m.slot)), uint64(port), uint64(link.MTU),
 				wordOfMAC(mac), wordOfMAC(link.MAC))
-			_, _ = sum.Write(m.Locator.Addr().AsSlice())
+			words = append(words, m.Locator.Addr().AsSlice()...)
 		}
 	}
-	return max(sum.Sum64(), 1)
+	b.offload.words = words
+	return max(maphash.Bytes(b.offload.seed, words), 1)
 }
 
 func wordOfMAC(mac [6]byte) uint64 {

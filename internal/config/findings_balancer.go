@@ -5,6 +5,7 @@ package config
 import (
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -40,6 +41,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"generations", eachService((*inspection).fewGenerations)},
 	{"buckets", eachService((*inspection).fewBuckets)},
 	{"bucket-hash", eachService((*inspection).chosenBuckets)},
+	{"switch", (*inspection).notOnSwitch},
 	{"candidates", eachService((*inspection).fewCandidates)},
 	{"several-balancers", (*inspection).unrecoverableFlows},
 	{"idle-timeout", eachService((*inspection).shortIdleTimeout)},
@@ -311,6 +313,20 @@ func (i *inspection) chosenBuckets(path string, s *desired.Service) {
 	if s.BucketHash == desired.BucketHashCRC32 {
 		i.findf(fieldpath.Child(path, "bucket-hash"), "%s has no key: clients can choose ports that lead to one row of "+
 			"servers; use it only if a switch balances the service, too", s.BucketHash)
+	}
+}
+
+// notOnSwitch finds services that the switch in front of the balancer does not balance.
+func (i *inspection) notOnSwitch(b *desired.Balancer) {
+	var names []string
+	for n := range b.Services {
+		if s := &b.Services[n]; !s.FitsSwitch() {
+			names = append(names, s.Name)
+		}
+	}
+	if b.Node.Switch != nil && len(names) > 0 {
+		i.findf("node.switch", "passes all packets of %s to this host; a switch needs persistence stateless, "+
+			"bucket-hash crc-32, and placement hash or hunt", strings.Join(names, ", "))
 	}
 }
 

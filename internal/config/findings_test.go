@@ -192,6 +192,8 @@ func TestFindings(t *testing.T) {
 	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, tcp+" persistence: stateless,", 1),
 		[]findingCase{
 			{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "hints", "node.limits.hints", "services[0]"},
+			{"not on the switch", "seed: 7", "seed: 7\n  switch: {address: 'localhost:9559', network-port: 1, host-port: 2}",
+				"switch", "node.switch", "all packets of web, old to this host"},
 			{"CRC", "persistence: stateless", "persistence: stateless, bucket-hash: crc-32", "bucket-hash", first + ".bucket-hash", "only if a switch"},
 		}, InspectBalancer)...)
 	speaking := strings.Replace(strictBalancer, "services:", `bgp:

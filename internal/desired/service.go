@@ -226,6 +226,12 @@ func (s *Service) Takes() bool {
 	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })
 }
 
+// FitsSwitch tells whether a switch can balance the service (BalancerNode.Switch). A switch keeps
+// nothing about flows, cannot multiply, and does not know the loads of servers.
+func (s *Service) FitsSwitch() bool {
+	return s.Persistence == PersistenceStateless && s.BucketHash == BucketHashCRC32 && !s.Placement.Infers()
+}
+
 // Probes tells whether the balancer probes the agents of the servers. A nil Probe means false.
 func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 

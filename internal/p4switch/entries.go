@@ -43,19 +43,6 @@ type NextHop struct {
 	MTU  uint16
 }
 
-// Refused says why a switch does not balance a service. It is empty if a switch does.
-func Refused(s *desired.Service) string {
-	switch {
-	case s.Persistence != desired.PersistenceStateless:
-		return fmt.Sprintf("persistence %s: a switch keeps nothing about flows; it needs stateless", s.Persistence)
-	case s.BucketHash != desired.BucketHashCRC32:
-		return fmt.Sprintf("bucket-hash %s: a switch cannot multiply; it needs crc-32", s.BucketHash)
-	case s.Placement != desired.PlacementHash && s.Placement != desired.PlacementHunt:
-		return fmt.Sprintf("placement %s: a switch does not know the loads of servers", s.Placement)
-	}
-	return ""
-}
-
 // Match returns the entry by which packets find the service.
 func (s *Service) Match() Entry {
 	hunts, encapsulation := uint64(0), uint64(0)
