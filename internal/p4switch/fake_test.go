@@ -26,6 +26,7 @@ type fake struct {
 	t       testing.TB
 	address string
 	server  *grpc.Server
+	socket  net.Listener
 
 	mu      sync.Mutex
 	program *program
@@ -51,14 +52,20 @@ func startFake(t testing.TB) *fake {
 // start makes the switch serve again, after stop.
 func (f *fake) start() {
 	f.t.Helper()
-	listener, err := net.Listen("unix", f.address[len("unix:"):])
+	var err error
+	f.socket, err = net.Listen("unix", f.address[len("unix:"):])
 	testhost.Must(f.t, err)
 	f.server = grpc.NewServer()
 	p4v1.RegisterP4RuntimeServer(f.server, f)
-	go func() { _ = f.server.Serve(listener) }()
+	server, socket := f.server, f.socket
+	go func() { _ = server.Serve(socket) }()
 }
 
-func (f *fake) stop() { f.server.Stop() }
+// stop closes the socket itself, too: the server does not know it before Serve has begun.
+func (f *fake) stop() {
+	f.server.Stop()
+	_ = f.socket.Close()
+}
 
 // open connects a controller.
 func (f *fake) open(election uint64) *Switch {
