@@ -58,6 +58,7 @@ const (
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
 	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
+	caseCRC       = "stateless-crc"        // known-flow-stateless, with buckets by CRC-32
 	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
 	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
@@ -87,6 +88,7 @@ type service struct {
 	placement     desired.Placement     // "": hash
 	selection     desired.Selection     // of placement hunt; "": consistent
 	persistence   desired.Persistence   // "": table
+	bucketHash    desired.BucketHash    // of persistence stateless; "": multilinear
 	changed       bool                  // other servers have replaced all servers
 	servers       int                   // 0: serverCount
 }
@@ -229,7 +231,8 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	reports.selection = desired.SelectReports
 	for _, flows := range levels {
 		cases = append(cases, knownCase(caseHuntKnown, s, flows, room),
-			statelessCase(s, flows), optionsCase(s, flows), historyCase(s, flows), hintCase(s, flows),
+			statelessCase(s, flows), optionsCase(s, flows), historyCase(s, flows), crcCase(s, flows),
+			hintCase(s, flows),
 			offeredCase(caseHuntSYN, s, flows, room),
 			offeredCase(caseReportSYN, reports, flows, room), signalCase(s, flows, room))
 	}
@@ -335,6 +338,14 @@ func historyCase(s service, flows uint32) benchCase {
 	c := statelessCase(s, flows)
 	c.name, c.reason = caseHistory, reasonRecover
 	c.changed, c.setup.changed = true, true
+	return c
+}
+
+// crcCase is statelessCase with the bucket hash that switches can compute, too.
+func crcCase(s service, flows uint32) benchCase {
+	s.bucketHash = desired.BucketHashCRC32
+	c := statelessCase(s, flows)
+	c.name, c.setup.bucketHash = caseCRC, s.bucketHash
 	return c
 }
 

@@ -111,6 +111,7 @@ type setup struct {
 	accept        bool                  // an agent's service hunts, and an application listens
 	threshold     uint32                // of an agent's service, in waiting connections
 	persistence   desired.Persistence   // of a balancer's service; "": table
+	bucketHash    desired.BucketHash    // of persistence stateless; "": multilinear
 	tableBytes    uint32                // of setupFloorLookup: the least size of the table
 	changed       bool                  // other servers have replaced all servers of the service
 	servers       int                   // of a balancer's service; 0: serverCount
@@ -220,7 +221,7 @@ func (r *rig) makeBalancer(s *setup) (err error) {
 	r.service.servers = s.servers
 	// A persistence other than table is measured with placement hunt, until serve changes the
 	// service.
-	r.service.persistence = s.persistence
+	r.service.persistence, r.service.bucketHash = s.persistence, s.bucketHash
 	if s.persistence != "" {
 		r.service.placement = desired.PlacementHunt
 	}
@@ -288,6 +289,9 @@ func serviceConfig(s service) desired.Service {
 		}
 		if persistence.HasIDs {
 			c.QUIC = quicForm()
+		}
+		if s.bucketHash == desired.BucketHashCRC32 {
+			c.BucketHash, c.Buckets = s.bucketHash, 1<<16
 		}
 	}
 	if placement := s.placement.Method(); placement.Name != "" { // s names one
