@@ -109,7 +109,7 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 	go run ./test/spdx
 	clang-format-19 --dry-run -Werror $(BPF) $(REPORTER)
 	shellcheck $(SCRIPTS)
-	@unformatted=$$(gofmt -l cmd internal lab loadshm packaging quiclb research test) && \
+	@unformatted=$$(gofmt -l cmd internal lab loadshm p4 packaging quiclb research test) && \
 		if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:" $$unformatted; exit 1; fi
 	go vet ./...
 	go -C packaging vet ./...
@@ -119,7 +119,7 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 format: setup-lint ## format C and Go in place, and add licence lines
 	go run ./test/spdx -w
 	clang-format-19 -i $(BPF) $(REPORTER)
-	gofmt -w cmd internal lab loadshm packaging quiclb research test
+	gofmt -w cmd internal lab loadshm p4 packaging quiclb research test
 
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings

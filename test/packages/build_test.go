@@ -106,7 +106,7 @@ func TestReproducible(t *testing.T) {
 	first := buildPackage(t, earlier)
 	copied := t.TempDir()
 	for _, part := range []string{"CHANGELOG.md", "README.md", "bpf", "cmd", "docs", "experiments", "go.mod", "go.sum",
-		"internal", "lab", "loadshm", "packaging", "quiclb", "research", "scripts"} {
+		"internal", "lab", "loadshm", "p4", "packaging", "quiclb", "research", "scripts"} {
 		run(t, "cp", "-r", "--no-preserve=all", filepath.Join(project, part), copied)
 	}
 	for _, script := range []string{"packaging/build.sh", "packaging/scripts/postinst", "packaging/scripts/prerm",

@@ -41,7 +41,7 @@ func TestImage(t *testing.T) {
 	buildah("add", "--quiet", base, debianRoot(t, "trixie"), "/")
 	buildah("commit", "--quiet", base, "localhost/base")
 	for _, part := range []string{"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "bpf", "cmd", "docs", "experiments",
-		"go.mod", "go.sum", "internal", "loadshm", "packaging", "quiclb", "scripts"} {
+		"go.mod", "go.sum", "internal", "loadshm", "p4", "packaging", "quiclb", "scripts"} {
 		run(t, "cp", "-r", filepath.Join(project, part), source)
 	}
 	args := []string{"build", "--quiet", "--network=host", "--build-arg=BASE=localhost/base", "--build-arg=VERSION=1.2.3",
