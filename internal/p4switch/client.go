@@ -4,6 +4,8 @@ package p4switch
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -115,18 +117,28 @@ func (c *Client) Configure(ctx context.Context) (replaced bool, err error) {
 	if err != nil && status.Code(err) != codes.FailedPrecondition { // it runs no program yet
 		return false, fmt.Errorf("read the program of the switch: %w", err)
 	}
-	if err == nil && proto.Equal(answer.GetConfig().GetP4Info(), c.program.info) {
+	config := answer.GetConfig()
+	if err == nil && proto.Equal(config.GetP4Info(), c.program.info) && config.GetCookie().GetCookie() == cookie() {
 		return false, nil
 	}
 	_, err = c.stub.SetForwardingPipelineConfig(ctx, &p4v1.SetForwardingPipelineConfigRequest{
 		DeviceId: c.device, ElectionId: c.election,
 		Action: p4v1.SetForwardingPipelineConfigRequest_VERIFY_AND_COMMIT,
-		Config: &p4v1.ForwardingPipelineConfig{P4Info: c.program.info, P4DeviceConfig: p4.Config},
+		Config: &p4v1.ForwardingPipelineConfig{
+			P4Info: c.program.info, P4DeviceConfig: p4.Config,
+			Cookie: &p4v1.ForwardingPipelineConfig_Cookie{Cookie: cookie()},
+		},
 	})
 	if err != nil {
 		return false, fmt.Errorf("replace the program of the switch: %w", c.whyRefused(err))
 	}
 	return true, nil
+}
+
+// cookie identifies the program of this build. Builds whose programs differ can have the same tables.
+func cookie() uint64 {
+	sum := sha256.Sum256(p4.Config)
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // whyRefused explains an error of a write.

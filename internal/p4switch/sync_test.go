@@ -113,6 +113,18 @@ func TestSyncWritesDifferences(t *testing.T) {
 	}
 }
 
+// A program with the same tables that is not the one of this build is replaced.
+func TestOpenReplacesAnotherProgram(t *testing.T) {
+	f := startFake(t)
+	c := contentOf(t, []uint16{1, 2, 3})
+	testhost.Must(t, f.open(1).Sync(t.Context(), c))
+	f.config.Cookie.Cookie++
+	s := f.open(2)
+	if s.Size() != 0 || f.config.Cookie.Cookie != cookie() {
+		t.Errorf("the switch still has %d entries and the program %#x", s.Size(), f.config.Cookie.Cookie)
+	}
+}
+
 // A change of the servers takes effect as a whole: after each update, packets find the rows before or
 // the new ones.
 func TestSyncSwapsWholeGenerations(t *testing.T) {

@@ -61,8 +61,13 @@ func Start(t testing.TB) *Switch {
 	testhost.Must(t, ns.Do(func() error { return s.run(t, address) }))
 	s.Client = dial(t, address)
 	t.Cleanup(func() { testhost.Must(t, s.Close()) })
-	_, err = s.Configure(t.Context())
-	testhost.Must(t, err)
+	for _, want := range []bool{true, false} { // the second time, it has the program already
+		replaced, err := s.Configure(t.Context())
+		testhost.Must(t, err)
+		if replaced != want {
+			t.Fatalf("the program was replaced: %t, want %t", replaced, want)
+		}
+	}
 	return s
 }
 
