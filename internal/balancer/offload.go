@@ -154,7 +154,6 @@ func (b *Balancer) offloadedService(svc *service, rows *dataplane.Rows) *p4switc
 			Failing:   flags&dataplane.FlagFailing != 0,
 		}
 		s.Servers[uint16(m.slot)] = c
-		s.TakesFlows = s.TakesFlows || c.Takes
 	}
 	return s
 }

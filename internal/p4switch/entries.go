@@ -22,8 +22,6 @@ type Service struct {
 	Sets int
 	// Servers are those of the service, by slot.
 	Servers map[uint16]Condition
-	// TakesFlows tells whether a server takes new flows.
-	TakesFlows bool
 	// Digest is equal for equal rows. It does not depend on the condition of servers.
 	Digest uint32
 }
@@ -73,7 +71,10 @@ func (s *Service) cookieWidth() int { return max(1, bits.Len(uint(s.Candidates-1
 
 // Entries yields the entries of the service's rows, columns and histories.
 func (s *Service) Entries() iter.Seq[Entry] {
-	l := lists{s.Rows, s.Candidates, s.Sets, s.Servers, s.TakesFlows}
+	l := lists{rows: s.Rows, sets: s.Sets, of: s.Servers}
+	for _, c := range s.Servers {
+		l.takesFlows = l.takesFlows || c.Takes
+	}
 	return func(yield func(Entry) bool) {
 		for bucket := range s.Buckets {
 			for e := range s.entriesOf(&l, bucket) {
@@ -159,10 +160,12 @@ func (s *Server) Entries() iter.Seq[Entry] {
 			return
 		}
 		for place := range mostVisited {
-			table := fmt.Sprintf("server%d.locators", place)
-			if !yield(Entry{table, slot, "set_locator", []Value{address[:8]}}) {
+			if !yield(Entry{locatorTable(place), slot, "set_locator", []Value{address[:8]}}) {
 				return
 			}
 		}
 	}
 }
+
+// locatorTable returns the name of the table with the locators for a place of a list.
+func locatorTable(place int) string { return fmt.Sprintf("server%d.locators", place) }

@@ -26,7 +26,6 @@ type Condition struct {
 // bpf/balancer/persist/stateless.h do for each packet. A switch gets the finished lists.
 type lists struct {
 	rows       *dataplane.Rows
-	candidates int
 	sets       int                  // how many generations each row has
 	of         map[uint16]Condition // the service's servers, by slot
 	takesFlows bool                 // at least one server takes new flows

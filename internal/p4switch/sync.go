@@ -4,7 +4,6 @@ package p4switch
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
@@ -207,7 +206,7 @@ func (w *writer) replaceRows(service *Service) {
 		delete(w.kept, table)
 	}
 	w.put(service.Entries())
-	prefix := packedPrefix(Number(uint64(service.Number)), Number(uint64(service.Tables)))
+	prefix := pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))
 	for _, table := range rowTables {
 		w.removeExcept(table, prefix, w.kept[table])
 	}
@@ -231,18 +230,19 @@ func (w *writer) removeOthers(c *Content) {
 	w.flush()
 	inForce := map[string]bool{}
 	for _, service := range c.Services {
-		inForce[packedPrefix(Number(uint64(service.Number)), Number(uint64(service.Tables)))] = true
+		inForce[pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))] = true
 	}
 	for _, table := range rowTables {
 		for key := range w.s.tables[table] {
-			if values := unpackValues(key); !inForce[packedPrefix(values[0], values[1])] {
+			if values := unpackValues(key); !inForce[pack(values[0], values[1])] {
 				w.update(p4v1.Update_DELETE, Entry{Table: table, Key: values})
 			}
 		}
 	}
 	w.flush()
 	for place := range mostVisited {
-		w.removeExcept(fmt.Sprintf("server%d.locators", place), "", w.kept[fmt.Sprintf("server%d.locators", place)])
+		table := locatorTable(place)
+		w.removeExcept(table, "", w.kept[table])
 	}
 	w.removeExcept("next_hops", "", w.kept["next_hops"])
 }
@@ -259,16 +259,16 @@ func (s *Switch) Size() (entries int) {
 }
 
 // key returns the key of an entry in a short form.
-func (e *Entry) key() string { return packedPrefix(e.Key...) }
+func (e *Entry) key() string { return pack(e.Key...) }
 
 // value returns the action and its parameters in a short form.
 func (e *Entry) value() string {
-	return packedPrefix(append([]Value{Value(e.Action)}, e.Params...)...)
+	return pack(append([]Value{Value(e.Action)}, e.Params...)...)
 }
 
-// packedPrefix packs values: each is preceded by its length. So the packed form of some values is
+// pack packs values: each is preceded by its length. So the packed form of some values is
 // the beginning of that of these values and more.
-func packedPrefix(values ...Value) string {
+func pack(values ...Value) string {
 	var b []byte
 	for _, v := range values {
 		v = v.canonical()
@@ -277,7 +277,7 @@ func packedPrefix(values ...Value) string {
 	return string(b)
 }
 
-// unpackValues is the inverse of packedPrefix.
+// unpackValues is the inverse of pack.
 func unpackValues(packed string) (values []Value) {
 	for len(packed) > 0 {
 		n := int(packed[0])

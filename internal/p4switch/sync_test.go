@@ -27,7 +27,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 		Persistence: desired.PersistenceStateless, Encapsulation: desired.SRv6Encap,
 		Candidates: 2, Buckets: 16, BucketHash: desired.BucketHashCRC32,
 	}
-	s := &Service{Service: svc, Number: 7, Sets: len(sets), Servers: map[uint16]Condition{}, TakesFlows: true}
+	s := &Service{Service: svc, Number: 7, Sets: len(sets), Servers: map[uint16]Condition{}}
 	s.Rows = dataplane.NewRows(svc.Buckets, len(sets), svc.Candidates, svc.BucketHash)
 	var stored []serversets.Set
 	for i, servers := range sets {
@@ -74,7 +74,7 @@ func (f *fake) view() map[string]string {
 	_, params := unpack(value)
 	seen := map[string]string{}
 	for _, table := range rowTables {
-		prefix := table + " " + packedPrefix(params[0], params[1])
+		prefix := table + " " + pack(params[0], params[1])
 		for name, value := range f.tables {
 			if strings.HasPrefix(name, prefix) {
 				seen[table+" "+name[len(prefix):]] = value
@@ -88,7 +88,7 @@ func (f *fake) view() map[string]string {
 func viewOf(c *Content) map[string]string {
 	seen := map[string]string{}
 	for e := range c.Services[0].Entries() {
-		seen[e.Table+" "+packedPrefix(e.Key[2:]...)] = e.value()
+		seen[e.Table+" "+pack(e.Key[2:]...)] = e.value()
 	}
 	return seen
 }
@@ -150,7 +150,7 @@ func TestSyncSwapsWholeGenerations(t *testing.T) {
 		t.Errorf("the switch has %d entries, not %d", len(f.tables), want)
 	}
 	for name := range f.tables {
-		if strings.HasPrefix(name, "rows ") && !strings.HasPrefix(name, "rows "+packedPrefix(Number(7), Number(uint64(next.Services[0].Tables)))) {
+		if strings.HasPrefix(name, "rows ") && !strings.HasPrefix(name, "rows "+pack(Number(7), Number(uint64(next.Services[0].Tables)))) {
 			t.Fatalf("an entry of the former rows is left: %q", name)
 		}
 	}

@@ -48,7 +48,7 @@ type Switch struct {
 func Start(t testing.TB) *Switch {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
-		t.Skipf("%s is not in PATH: docs/understand/p4.md", program)
+		t.Skipf("needs the software switch %s in PATH (docs/understand/p4.md)", program)
 	}
 	testhost.NeedNamespaces(t)
 	ns, err := netdev.NewNamespace()
