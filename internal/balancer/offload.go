@@ -158,12 +158,13 @@ func (b *Balancer) offloadedService(svc *service, rows *dataplane.Rows) *p4switc
 	return s
 }
 
-// offloadedServer returns a server as the switch reaches it: by the port of the node's interface.
+// offloadedServer returns a server as the switch reaches it. A server behind another interface than
+// the node's has no next hop there, so its packets pass to the host.
 func (b *Balancer) offloadedServer(m *member) *p4switch.Server {
 	s := &p4switch.Server{Slot: uint16(m.slot), Locator: m.Locator.Addr()}
 	mac, _, ok := b.plane.Servers.NextHop(m.slot)
 	link := b.hops[target(&m.Server)].Link
-	if ok && link.Index != 0 {
+	if ok && link.Index == b.own[0].Index {
 		s.Hop = p4switch.NextHop{
 			Port: uint16(b.cfg.Node.Switch.NetworkPort), MAC: mac, Own: link.MAC, MTU: uint16(link.MTU),
 		}

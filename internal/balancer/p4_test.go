@@ -45,8 +45,9 @@ func openPlanes(t testing.TB) *planes {
 	cfg.Node.Limits.Hints = 0
 	cfg.Node.Switch = &desired.Switch{NetworkPort: switchtest.Network, HostPort: switchtest.Host}
 	f := open(t, cfg)
-	f.own = []nexthop.Link{{MAC: ownMAC}}
+	f.own = []nexthop.Link{{Index: f.ifindex["out"], MAC: ownMAC}}
 	takeColumnSteps(f, cfg, services)
+	delete(f.via, "m4") // the switch reaches all servers by one interface
 	f.route()
 	p := &planes{fixture: f, sw: sw, forwarded: map[string]int{}, passed: map[string]int{}}
 	controller, err := p4switch.Open(t.Context(), sw.Client)
@@ -197,7 +198,7 @@ func TestSwitchIsTold(t *testing.T) {
 	crc.Services[0].BucketHash, crc.Services[0].Buckets = desired.BucketHashMultilinear, 251
 	crc.Node.Switch = &desired.Switch{NetworkPort: 1, HostPort: 2}
 	f := open(t, crc)
-	f.own = []nexthop.Link{{MAC: ownMAC}}
+	f.own = []nexthop.Link{{Index: f.ifindex["out"], MAC: ownMAC}}
 	told := func(what string, isNews bool) *p4switch.Content {
 		t.Helper()
 		f.tellSwitch()
@@ -222,7 +223,11 @@ func TestSwitchIsTold(t *testing.T) {
 	name := f.service("web").Servers[0].Name
 	f.via[name] = "narrow"
 	f.route()
-	told("another next hop", true)
+	for _, s := range told("another interface", true).Servers {
+		if isThere := s.Slot != uint16(f.slot("web", name)) && s.Slot != uint16(f.slot("web4", name)); isThere != (s.Hop.Port == 1) {
+			t.Errorf("slot %d: port %d of the switch, and %s is behind another interface", s.Slot, s.Hop.Port, name)
+		}
+	}
 	drained := byCRC(stateless(desired.PlacementHunt, 2))
 	drained.Services[0].BucketHash, drained.Services[0].Buckets = desired.BucketHashMultilinear, 251
 	drained.Node.Switch = crc.Node.Switch
@@ -245,7 +250,7 @@ func TestSwitchWaitsForFormerFlows(t *testing.T) {
 	before := hunting(desired.SelectConsistent, 2)
 	before.Node.Switch = &desired.Switch{NetworkPort: 1, HostPort: 2}
 	f := open(t, before)
-	f.own = []nexthop.Link{{MAC: ownMAC}}
+	f.own = []nexthop.Link{{Index: f.ifindex["out"], MAC: ownMAC}}
 	answer := f.signal(web, "web", f.row(web, "web")[1], srv6.CreateStickiness, packet.Flags(packet.ACK), packet.Sequence(1, acknowledged))
 	f.run(answer)
 	after := byCRC(stateless(desired.PlacementHunt, 2))
