@@ -30,7 +30,7 @@ control V1Ingress(inout headers_t headers, inout packet_t p, inout standard_meta
 
     apply {
         hash(p.hash, HashAlgorithm.crc32, 32w0, {
-            p.source, p.destination, headers.tcp.source_port, headers.tcp.destination_port
+            p.source, p.destination, p.source_port, p.destination_port
         }, 64w0x1_0000_0000);
         balance.apply(headers, p);
         reasons.count((bit<32>)(bit<8>)p.reason);

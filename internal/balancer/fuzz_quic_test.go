@@ -37,6 +37,8 @@ var quicServices = []quicService{
 	{"quic-ipip", flowTo(vip4, 104, desired.UDP), desired.IPIP,
 		desired.QUIC{Rotation: 5, ServerIDLength: 8, NonceLength: 8, EncodeLength: true},
 		false, nil},
+	{"quic-encap4", flowTo(vip4, 106, desired.UDP), desired.SRv6Encap,
+		desired.QUIC{Rotation: 3, ServerIDLength: 15, NonceLength: 4}, false, nil},
 	{"quic-former", flowTo(vip6, 105, desired.UDP), desired.SRv6Encap,
 		desired.QUIC{Rotation: 1, ServerIDLength: 2, NonceLength: 5}, true, nil},
 }
@@ -96,7 +98,7 @@ func quicCaptures() (frames [][]byte) {
 		svc := q.service(false)
 		for i := range svc.Servers {
 			id := q.id(&q.form, svc.Servers[i].QUICServerID())
-			payloads := [][]byte{shortHeader(id), append([]byte{0x40}, id...)}
+			payloads := [][]byte{shortHeader(id), append([]byte{0x40}, id...), append([]byte{0x40}, id[:len(id)-1]...)}
 			for kind := range byte(4) {
 				for _, version := range []uint32{0, version1, version2, version3} {
 					payloads = append(payloads, longHeader(kind, version, id))

@@ -104,6 +104,13 @@ func (b *Balancer) hashOfContent() uint64 {
 			add(uint64(m.slot), uint64(b.plane.Servers.Flags(m.slot)), uint64(port), uint64(link.MTU),
 				wordOfMAC(mac), wordOfMAC(link.MAC))
 			words = append(words, m.Locator.Addr().AsSlice()...)
+			words = append(append(words, m.QUICID...), m.FormerQUICID...)
+		}
+		for _, form := range []*desired.QUIC{svc.QUIC, svc.FormerQUIC} {
+			if form != nil {
+				id := form.Config()
+				add(uint64(id.Rotation), uint64(id.ServerIDLength), uint64(id.Length()), uint64(dataplane.QUICMask(form)[0]))
+			}
 		}
 	}
 	b.offload.words = words
@@ -123,16 +130,18 @@ func (b *Balancer) content() (*p4switch.Content, error) {
 	}
 	rows := map[string]offloadedRows{}
 	for _, svc := range b.offloaded() {
-		built := b.offload.rows[svc.Name]
-		if built.rows == nil || !reflect.DeepEqual(built.from, svc.builtFrom) {
-			built.from = svc.builtFrom
-			var err error
-			if built.rows, err = b.services.built.build(svc.builtFrom); err != nil {
-				return nil, err
-			}
+		s := b.offloadedService(svc)
+		var err error
+		if svc.QUIC != nil {
+			s.IDs, err = svc.quicServers()
+		} else {
+			rows[svc.Name], err = b.offloadedRows(svc)
+			s.Rows = rows[svc.Name].rows
 		}
-		rows[svc.Name] = built
-		c.Services = append(c.Services, b.offloadedService(svc, built.rows))
+		if err != nil {
+			return nil, err
+		}
+		c.Services = append(c.Services, s)
 		for _, m := range svc.members {
 			c.Servers = append(c.Servers, b.offloadedServer(m))
 		}
@@ -141,9 +150,20 @@ func (b *Balancer) content() (*p4switch.Content, error) {
 	return c, nil
 }
 
-func (b *Balancer) offloadedService(svc *service, rows *dataplane.Rows) *p4switch.Service {
+// offloadedRows returns the rows of a service. It builds them only if they have changed.
+func (b *Balancer) offloadedRows(svc *service) (offloadedRows, error) {
+	built := b.offload.rows[svc.Name]
+	if built.rows != nil && reflect.DeepEqual(built.from, svc.builtFrom) {
+		return built, nil
+	}
+	rows, err := b.services.built.build(svc.builtFrom)
+	return offloadedRows{from: svc.builtFrom, rows: rows}, err
+}
+
+// offloadedService returns a service without what its packets find servers by.
+func (b *Balancer) offloadedService(svc *service) *p4switch.Service {
 	s := &p4switch.Service{
-		Service: svc.Service, Number: uint16(svc.id), Rows: rows, Sets: int(svc.rule.Generations()),
+		Service: svc.Service, Number: uint16(svc.id), Sets: int(svc.rule.Generations()),
 		Servers: map[uint16]p4switch.Condition{}, Digest: svc.label.Digest,
 	}
 	for _, m := range svc.members {

@@ -41,7 +41,13 @@ func openPlanes(t testing.TB) *planes {
 			services = append(services, c)
 		}
 	}
-	cfg := balancerOf(columnConfig(services, 0)...)
+	var quic []desired.Service
+	for _, q := range quicServices {
+		if !q.kind.IsTunnel() && !q.former {
+			quic = append(quic, q.service(false))
+		}
+	}
+	cfg := balancerOf(append(quic, columnConfig(services, 0)...)...)
 	cfg.Node.Limits.Hints = 0
 	cfg.Node.Switch = &desired.Switch{NetworkPort: switchtest.Network, HostPort: switchtest.Host}
 	f := open(t, cfg)
@@ -81,7 +87,11 @@ func (p *planes) compare(t *testing.T, frames [][]byte) {
 // and the frame that it must send. It passes all packets to the host that it does not balance.
 func (p *planes) expected(frame []byte, o outcome) (port int, out []byte) {
 	reason := reasonOf(o)
-	if strings.HasPrefix(reason, "forward_") && isWholeTCP(frame) {
+	if isQUIC(o) {
+		reason = "quic " + reason
+	}
+	if reason == "quic forward_known" && hasShortHeader(frame) ||
+		strings.HasPrefix(reason, "forward_") && isWholeTCP(frame) {
 		p.forwarded[reason]++
 		return switchtest.Network, withoutLabel(o.Frame)
 	}
@@ -111,6 +121,23 @@ func isWholeTCP(frame []byte) bool {
 	return false
 }
 
+// hasShortHeader tells whether a frame has a packet of QUIC with a short header directly behind its IP
+// header, is no fragment, and has all octets that the switch reads.
+func hasShortHeader(frame []byte) bool {
+	var udp []byte
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		if frame[14+9] == 17 && binary.BigEndian.Uint16(frame[14+6:])&0x3fff == 0 {
+			udp = frame[14+4*(frame[14]&0xf):]
+		}
+	case 0x86dd:
+		if frame[14+6] == 17 {
+			udp = frame[14+40:]
+		}
+	}
+	return len(udp) >= 8+17 && udp[8]&0x80 == 0
+}
+
 // withoutLabel clears the flow label of an outer header: both planes take it from a hash of the
 // flow, and not from the same one.
 func withoutLabel(frame []byte) []byte {
@@ -129,8 +156,9 @@ func (p *planes) collect(t *testing.T) map[int][][]byte {
 	t.Helper()
 	p.count++
 	mark := fmt.Appendf(nil, "sentinel %d", p.count)
-	vip := p.cfg.Services[0].VIP
-	flow := flowTo(vip, p.cfg.Services[0].Port.Number(), desired.TCP)
+	svc := p.cfg.Services[len(p.cfg.Services)-1] // of TCP
+	vip := svc.VIP
+	flow := flowTo(vip, svc.Port.Number(), desired.TCP)
 	p.sw.Send(t, switchtest.Network, frameOf(flow, packet.Timestamps(1, 0), packet.Payload(mark)))
 	p.sw.Send(t, switchtest.Network, frameOf(flowTo(vip, 9, desired.UDP), packet.Payload(mark)))
 	got := map[int][][]byte{}
@@ -179,8 +207,11 @@ func TestSwitchAgreesWithDataPath(t *testing.T) {
 			frames = append(frames, c.unusual()...)
 		}
 	}
+	frames = append(frames, quicCaptures()...)
 	packettest.TryMutants(t, "FuzzDataPath", append(frames, icmpCaptures()...), p.compare, func() (missing []string) {
-		for _, reason := range []string{"forward_known", "forward_new", "forward_hunt", "forward_recover"} {
+		for _, reason := range []string{
+			"forward_known", "forward_new", "forward_hunt", "forward_recover", "quic forward_known",
+		} {
 			if p.forwarded[reason] == 0 {
 				missing = append(missing, reason)
 			}

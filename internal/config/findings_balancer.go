@@ -325,8 +325,9 @@ func (i *inspection) notOnSwitch(b *desired.Balancer) {
 		}
 	}
 	if b.Node.Switch != nil && len(names) > 0 {
-		i.findf("node.switch", "passes all packets of %s to this host; a switch needs persistence stateless, "+
-			"bucket-hash crc-32, and placement hash or hunt", strings.Join(names, ", "))
+		i.findf("node.switch", "passes all packets of %s to this host; a switch balances persistence stateless with "+
+			"bucket-hash crc-32 and placement hash or hunt, and persistence quic with srv6-insert or srv6-encap",
+			strings.Join(names, ", "))
 	}
 }
 

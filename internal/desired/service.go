@@ -229,7 +229,13 @@ func (s *Service) Takes() bool {
 // FitsSwitch tells whether a switch can balance the service (BalancerNode.Switch). A switch keeps
 // nothing about flows, cannot multiply, and does not know the loads of servers.
 func (s *Service) FitsSwitch() bool {
-	return s.Persistence == PersistenceStateless && s.BucketHash == BucketHashCRC32 && !s.Placement.Infers()
+	switch s.Persistence {
+	case PersistenceStateless:
+		return s.BucketHash == BucketHashCRC32 && !s.Placement.Infers()
+	case PersistenceQUIC:
+		return !s.Encapsulation.IsTunnel()
+	}
+	return false
 }
 
 // Probes tells whether the balancer probes the agents of the servers. A nil Probe means false.

@@ -8,6 +8,8 @@ import (
 	"math/bits"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -22,6 +24,8 @@ type Service struct {
 	Sets int
 	// Servers are those of the service, by slot.
 	Servers map[uint16]Condition
+	// IDs are the slots of servers by their connection IDs, for persistence quic, which has no Rows.
+	IDs map[dataplane.QUICPrefix]uint32
 	// Digest is equal for equal rows. It does not depend on the condition of servers.
 	Digest uint32
 }
@@ -43,16 +47,19 @@ type NextHop struct {
 
 // Match returns the entry by which packets find the service.
 func (s *Service) Match() Entry {
-	hunts, encapsulation := uint64(0), uint64(0)
+	hunts, encapsulation, protocol := uint64(0), uint64(0), uint64(unix.IPPROTO_TCP)
 	if s.ServersDecide() {
 		hunts = 1
+	}
+	if s.Protocol == desired.UDP {
+		protocol = unix.IPPROTO_UDP
 	}
 	if s.Encapsulation == desired.SRv6Encap {
 		encapsulation = 1
 	}
 	shift, vip := 32-bits.Len(uint(s.Buckets-1)), s.VIP.As16()
 	e := Entry{
-		Table: "services", Key: []Value{vip[:], Number(uint64(s.Port.Number()))},
+		Table: "services", Key: []Value{vip[:], Number(protocol), Number(uint64(s.Port.Number()))},
 		Action: "set_service",
 		Params: []Value{
 			Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(^uint32(0) << shift)),
@@ -60,17 +67,49 @@ func (s *Service) Match() Entry {
 		},
 	}
 	if s.Port == desired.AllPorts {
-		e.Table, e.Key = "services_of_all_ports", e.Key[:1]
+		e.Table, e.Key = "services_of_all_ports", e.Key[:2]
 	}
 	return e
 }
 
 // cookieWidth returns the width of cookies in bits: cookie_width in
-// bpf/balancer/persist/cookie.h.
-func (s *Service) cookieWidth() int { return max(1, bits.Len(uint(s.Candidates-1))) }
+// bpf/balancer/persist/cookie.h. It is 0 for persistence quic.
+func (s *Service) cookieWidth() int {
+	if s.QUIC != nil {
+		return 0
+	}
+	return max(1, bits.Len(uint(s.Candidates-1)))
+}
 
-// Entries yields the entries of the service's rows, columns and histories.
+// IDEntries yields the entries by which packets of QUIC find their servers. Each is right by itself,
+// because the host handles all packets that find none.
+func (s *Service) IDEntries() iter.Seq[Entry] {
+	return func(yield func(Entry) bool) {
+		for prefix, slot := range s.IDs {
+			key := []Value{Number(uint64(s.Number)), Number(uint64(prefix.Length)), prefix.Octets[:]}
+			if !yield(Entry{"quic_servers", key, "go_to", []Value{Number(uint64(slot))}}) {
+				return
+			}
+		}
+		for _, form := range []*desired.QUIC{s.QUIC, s.FormerQUIC} {
+			if form == nil {
+				continue
+			}
+			mask := dataplane.QUICMask(form)
+			key := []Value{Number(uint64(s.Number)), Number(uint64(form.Rotation))}
+			params := []Value{mask[:], Number(uint64(form.ServerIDLength)), Number(uint64(form.Config().Length()))}
+			if !yield(Entry{"quic_forms", key, "set_form", params}) {
+				return
+			}
+		}
+	}
+}
+
+// Entries yields the entries of the service's rows, columns and histories. Persistence quic has none.
 func (s *Service) Entries() iter.Seq[Entry] {
+	if s.Rows == nil {
+		return func(func(Entry) bool) {}
+	}
 	l := lists{rows: s.Rows, sets: s.Sets, of: s.Servers}
 	for _, c := range s.Servers {
 		l.takesFlows = l.takesFlows || c.Takes

@@ -65,6 +65,9 @@ func (s *Switch) Sync(ctx context.Context, c *Content) error {
 	for _, server := range c.Servers {
 		w.put(server.Entries())
 	}
+	for _, service := range c.Services {
+		w.put(service.IDEntries())
+	}
 	w.flush()
 	for _, service := range c.Services {
 		w.syncService(service)
@@ -224,7 +227,7 @@ func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
 // removeOthers removes what the content does not have: first the entries by which packets find it.
 func (w *writer) removeOthers(c *Content) {
 	w.flush()
-	for _, table := range []string{"services", "services_of_all_ports", "ports"} {
+	for _, table := range []string{"services", "services_of_all_ports", "ports", "quic_forms", "quic_servers"} {
 		w.removeExcept(table, "", w.kept[table])
 	}
 	w.flush()

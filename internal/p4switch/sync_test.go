@@ -220,3 +220,43 @@ func TestSyncOfTwoControllers(t *testing.T) {
 		t.Error("a controller with a lower ID is the primary one")
 	}
 }
+
+// The IDs of servers of QUIC follow the content, in both forms.
+func TestSyncOfServerIDs(t *testing.T) {
+	f := startFake(t)
+	s := f.open(1)
+	sync := func(form, former *desired.QUIC, ids ...string) {
+		t.Helper()
+		svc := &desired.Service{
+			Name: "h3", VIP: vip, Port: 443, Protocol: desired.UDP, Placement: desired.PlacementHash,
+			Persistence: desired.PersistenceQUIC, Encapsulation: desired.SRv6Encap, Candidates: 4, Buckets: 251,
+			QUIC: form, FormerQUIC: former,
+		}
+		c := contentOf(t, []uint16{1, 2, 3})
+		c.Services = []*Service{{Service: svc, Number: 9, IDs: map[dataplane.QUICPrefix]uint32{}}}
+		want := map[string]string{}
+		for slot, id := range ids {
+			from := form
+			if len(id) != form.ServerIDLength {
+				from = former
+			}
+			prefix, err := dataplane.QUICPrefixOf(9, from, []byte(id))
+			testhost.Must(t, err)
+			c.Services[0].IDs[prefix] = uint32(slot)
+		}
+		testhost.Must(t, s.Sync(t.Context(), c))
+		for e := range c.Services[0].IDEntries() {
+			want[e.Table+" "+e.key()] = e.value()
+		}
+		got := maps.Clone(f.tables)
+		maps.DeleteFunc(got, func(name, _ string) bool { return !strings.HasPrefix(name, "quic_") })
+		if !maps.Equal(got, want) {
+			t.Errorf("the switch has %q, not %q", got, want)
+		}
+	}
+	short := &desired.QUIC{Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 1, NonceLength: 4}
+	long := &desired.QUIC{Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 8}
+	sync(short, nil, "a", "b")
+	sync(long, short, "abc", "a", "b")
+	sync(long, nil, "abc")
+}

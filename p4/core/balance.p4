@@ -29,6 +29,7 @@ control Balance(inout headers_t headers, inout packet_t p) {
     ReadCookie() read_cookie;
     Choose() choose;
     Lookup() lookup;
+    LookupServerID() lookup_server_id;
     FindNextHop() find_next_hop;
     Encapsulate() encapsulate;
 
@@ -43,7 +44,9 @@ control Balance(inout headers_t headers, inout packet_t p) {
         }
         if (p.reason == reason_t.NONE) {
             p.bucket = p.hash & p.service.bucket_mask;
-            if (headers.tcp.flags & (TCP_SYN | TCP_ACK) == TCP_SYN) {
+            if (p.protocol == PROTOCOL_UDP) {
+                lookup_server_id.apply(headers, p);
+            } else if (headers.tcp.flags & (TCP_SYN | TCP_ACK) == TCP_SYN) {
                 choose.apply(p);
             } else {
                 read_cookie.apply(p, headers.tcp);

@@ -52,7 +52,8 @@ control Classify(inout packet_t p, in tcp_t tcp) {
     table services {
         key = {
             p.destination: exact @name("vip");
-            tcp.destination_port: exact @name("port");
+            p.protocol: exact @name("protocol");
+            p.destination_port: exact @name("port");
         }
         actions = { set_service; @defaultonly NoAction; }
         default_action = NoAction();
@@ -60,7 +61,10 @@ control Classify(inout packet_t p, in tcp_t tcp) {
     }
 
     table services_of_all_ports {
-        key = { p.destination: exact @name("vip"); }
+        key = {
+            p.destination: exact @name("vip");
+            p.protocol: exact @name("protocol");
+        }
         actions = { set_service; @defaultonly NoAction; }
         default_action = NoAction();
         size = SERVICES;
@@ -69,7 +73,8 @@ control Classify(inout packet_t p, in tcp_t tcp) {
     apply {
         if (p.unusual != reason_t.NONE) {
             p.reason = p.unusual;
-        } else if (tcp.flags & TCP_SYN != 0 && tcp.flags & (TCP_FIN | TCP_RST) != 0) {
+        } else if (p.protocol == PROTOCOL_TCP && tcp.flags & TCP_SYN != 0 &&
+                   tcp.flags & (TCP_FIN | TCP_RST) != 0) {
             p.reason = reason_t.PASS_FLAGS;
         } else if (!services.apply().hit) {
             if (!services_of_all_ports.apply().hit) {

@@ -89,7 +89,7 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
     action insert() {
         bit<8> count = (bit<8>)p.servers.count;
 
-        start_srh(PROTOCOL_TCP, count + 2, count);
+        start_srh(headers.ipv6.next_header, count + 2, count);
         headers.vip.setValid();
         headers.vip.address = headers.ipv6.destination;
         headers.balancer.setValid();

@@ -7,6 +7,7 @@ const bit<16> ETHERTYPE_IPV4 = 0x0800;
 const bit<16> ETHERTYPE_IPV6 = 0x86dd;
 const bit<8> PROTOCOL_IPIP = 4;
 const bit<8> PROTOCOL_TCP = 6;
+const bit<8> PROTOCOL_UDP = 17;
 const bit<8> PROTOCOL_IPV6 = 41;
 const bit<8> PROTOCOL_ROUTING = 43;
 
@@ -74,6 +75,22 @@ const bit<8> OPTION_END = 0;
 const bit<8> OPTION_NO_OPERATION = 1;
 const bit<8> OPTION_TIMESTAMPS = 8;
 
+header udp_t {
+    bit<16> source_port;
+    bit<16> destination_port;
+    bit<16> length;
+    bit<16> checksum;
+}
+
+/* The beginning of a packet of QUIC with a short header (RFC 9000 section 17.3). Such packets have
+ * at least 21 bytes (RFC 9001 section 5.4.2). */
+header quic_t {
+    bit<1>   has_long_header;
+    bit<7>   unused;
+    bit<3>   rotation;
+    bit<125> id; /* the rest of the connection ID, as far as it can contain a server ID */
+}
+
 /* The segment routing header (RFC 8754 section 2). Its segments are headers of their own, because
  * their number varies. */
 header srh_t {
@@ -115,6 +132,8 @@ struct headers_t {
     ipv6_t           ipv6;
     tcp_t            tcp;
     tcp_option_t[40] tcp_options;
+    udp_t            udp;
+    quic_t           quic;
 }
 
 /* What happens to a packet. A packet is forwarded to a server, with the reasons of enum lb_reason in
@@ -129,14 +148,15 @@ enum bit<8> reason_t {
     PASS_NOT_FOR_HOST = 6, /* another MAC address, multicast, broadcast */
     PASS_NOT_IP = 7,
     PASS_NO_SERVICE = 8,   /* to no address and port that the switch balances */
-    PASS_PROTOCOL = 9,     /* not TCP directly behind the IP header */
+    PASS_PROTOCOL = 9,     /* neither TCP nor QUIC directly behind the IP header */
     PASS_FRAGMENT = 10,
     PASS_MALFORMED = 11,   /* a header contradicts another one, or the length of the frame */
     PASS_FLAGS = 12,       /* SYN with FIN or RST */
     PASS_NO_SERVER = 13,   /* the row has no server for it, or its server has no next hop */
     PASS_HOP_LIMIT = 14,   /* the hop limit is exceeded */
     PASS_TOO_BIG = 15,     /* longer than the path to its server permits */
-    DROP_PORT = 16         /* from a port that is not in use */
+    DROP_PORT = 16,        /* from a port that is not in use */
+    PASS_NO_SERVER_ID = 17 /* a packet of QUIC that names no server */
 }
 
 /* How a packet travels to its servers. */
@@ -148,6 +168,7 @@ enum bit<1> encapsulation_t {
 /* Functions of SIDs: enum sid_function in bpf/net/srv6.h. */
 const bit<16> SID_CONNECT_AVAIL = 1;
 const bit<16> SID_CONNECT_FORCE = 2;
+const bit<16> SID_DELIVER = 5;
 const bit<16> SID_STEER = 6;
 
 /* What a service's entry says. */
@@ -187,11 +208,14 @@ struct packet_t {
     /* From the parser. IPv4 addresses have their IPv4-mapped form (RFC 4291 section 2.5.5.2). */
     bit<128>  source;
     bit<128>  destination;
+    bit<8>    protocol;
+    bit<16>   source_port;
+    bit<16>   destination_port;
     bit<8>    traffic_class;
     bit<8>    hop_limit;
     bit<17>   length;        /* of layer 3 */
     bit<16>   header_length; /* of the IP header */
-    reason_t  unusual;       /* why the packet is not a TCP segment as most are; NONE: it is one */
+    reason_t  unusual;       /* why no service gets the packet; NONE: one can get it */
     bit<8>    options_left;  /* bytes of TCP options that are not parsed yet */
     bool      has_timestamps;
     bit<32>   echo;
@@ -200,6 +224,8 @@ struct packet_t {
     bit<32>   hash;
     bit<32>   bucket;
     bit<4>    column;
+    bit<5>    server_id_length; /* in octets */
+    bit<128>  server_id; /* with the first octet of the connection ID: struct quic_prefix */
     servers_t servers;
     bit<16>   function;      /* what each server is asked */
     bit<16>   added;         /* bytes of the encapsulation */

@@ -136,3 +136,55 @@ control Lookup(inout packet_t p) {
         }
     }
 }
+
+/* Finds the server that a packet of QUIC names by its connection ID (docs/operate/quic.md). The host
+ * handles packets that name none: it places new connections. See bpf/balancer/persist/quic.h. */
+control LookupServerID(in headers_t headers, inout packet_t p) {
+    bit<16> id_length = 0;
+
+    /* The mask covers what all IDs of a server have in common. Lengths are in octets. */
+    action set_form(bit<128> mask, bit<5> server_id_length, bit<16> length) {
+        p.server_id = (headers.quic.rotation ++ headers.quic.id) & mask;
+        p.server_id_length = server_id_length;
+        id_length = length;
+    }
+
+    action go_to(bit<16> slot) {
+        p.servers.count = 1;
+        p.servers.slot0 = slot;
+    }
+
+    /* The forms of a service's connection IDs: the present one and, during a change, the former. */
+    table quic_forms {
+        key = {
+            p.service.number: exact @name("service");
+            headers.quic.rotation: exact @name("rotation");
+        }
+        actions = { set_form; @defaultonly NoAction; }
+        default_action = NoAction();
+        size = 2 * SERVICES;
+    }
+
+    table quic_servers {
+        key = {
+            p.service.number: exact @name("service");
+            p.server_id_length: exact @name("length");
+            p.server_id: exact @name("octets");
+        }
+        actions = { go_to; @defaultonly NoAction; }
+        default_action = NoAction();
+        size = 2 * SERVERS;
+    }
+
+    apply {
+        p.reason = reason_t.PASS_NO_SERVER_ID;
+        p.function = SID_DELIVER;
+        p.servers.columns = 0;
+        if (headers.quic.has_long_header == 0 && quic_forms.apply().hit) {
+            /* Behind the header of UDP and the first octet of QUIC. */
+            if (headers.udp.length >= 9 + id_length && quic_servers.apply().hit) {
+                p.reason = reason_t.FORWARD_KNOWN;
+            }
+        }
+    }
+}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parse: from a frame to the addresses and ports of a TCP segment, and to its timestamps. Anything
- * else than a whole TCP segment directly behind its IP header is unusual. The steps pass or punt it.
+ * Parse: from a frame to its addresses and ports, and to the timestamps of TCP or the connection ID
+ * of QUIC. Anything else than a whole segment or datagram directly behind its IP header is unusual,
+ * and passes to the host.
  */
 
 error {
@@ -107,6 +108,7 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
         transition select(headers.ipv4.more_fragments, headers.ipv4.fragment_offset,
                           headers.ipv4.protocol) {
             (0, 0, PROTOCOL_TCP): tcp;
+            (0, 0, PROTOCOL_UDP): udp;
             (0, 0, _): other_protocol;
             default: accept;
         }
@@ -125,6 +127,7 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
                           headers.ipv6.destination[127:32]) {
             (_, _, 96w0xffff): accept; /* this form means IPv4 */
             (6, PROTOCOL_TCP, _): tcp;
+            (6, PROTOCOL_UDP, _): udp;
             (6, _, _): other_protocol;
             default: accept;
         }
@@ -138,6 +141,9 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
     state tcp {
         p.unusual = reason_t.PASS_MALFORMED;
         packet.extract(headers.tcp);
+        p.protocol = PROTOCOL_TCP;
+        p.source_port = headers.tcp.source_port;
+        p.destination_port = headers.tcp.destination_port;
         transition select(headers.tcp.data_offset) {
             0 &&& 0xc: accept;
             4: accept;
@@ -150,6 +156,18 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
         p.unusual = reason_t.NONE;
         transition accept;
     }
+
+    /* A datagram that is too short for a packet of QUIC remains of another protocol. */
+    state udp {
+        p.unusual = reason_t.PASS_PROTOCOL;
+        packet.extract(headers.udp);
+        packet.extract(headers.quic);
+        p.protocol = PROTOCOL_UDP;
+        p.source_port = headers.udp.source_port;
+        p.destination_port = headers.udp.destination_port;
+        p.unusual = reason_t.NONE;
+        transition accept;
+    }
 }
 
 /* Finds packets whose lengths contradict each other. A device whose parser cannot compare lengths
@@ -158,11 +176,14 @@ control CheckLengths(in headers_t headers, inout packet_t p) {
     apply {
         bit<32> room = p.frame_length - 14;
         bit<32> length = (bit<32>)p.length;
+        bit<32> udp_end = (bit<32>)p.header_length + (bit<32>)headers.udp.length;
         bit<32> tcp_end = (bit<32>)p.header_length + ((bit<32>)headers.tcp.data_offset << 2);
 
         if (length > room || length > 65535 || length < (bit<32>)p.header_length) {
             p.unusual = reason_t.PASS_MALFORMED;
         } else if (headers.tcp.isValid() && tcp_end > length) {
+            p.unusual = reason_t.PASS_MALFORMED;
+        } else if (headers.udp.isValid() && (headers.udp.length < 8 || udp_end > length)) {
             p.unusual = reason_t.PASS_MALFORMED;
         }
     }

@@ -81,6 +81,17 @@ func QUICPrefixOf(service uint32, q *desired.QUIC, serverID []byte) (QUICPrefix,
 	return prefix, nil
 }
 
+// QUICMask returns the bits of the first 16 octets of a connection ID that QUICPrefix.Octets has for
+// a form.
+func QUICMask(q *desired.QUIC) (mask [16]byte) {
+	form := quicFormOf(q)
+	mask[0] = form.Mask
+	for i := range form.ServerIdLength {
+		mask[1+i] = 0xff
+	}
+	return mask
+}
+
 // AddQUICServers makes connection IDs lead to the slots of servers, and then puts the forms of a
 // service's IDs in force. The number is that of the service. AddQUICServers returns an error if a
 // table cannot be written.
