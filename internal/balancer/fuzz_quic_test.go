@@ -98,7 +98,11 @@ func quicCaptures() (frames [][]byte) {
 		svc := q.service(false)
 		for i := range svc.Servers {
 			id := q.id(&q.form, svc.Servers[i].QUICServerID())
-			payloads := [][]byte{shortHeader(id), append([]byte{0x40}, id...), append([]byte{0x40}, id[:len(id)-1]...)}
+			payloads := [][]byte{
+				shortHeader(id), append([]byte{0x40}, id...), append([]byte{0x40}, id[:len(id)-1]...),
+				// A version and a length that look like an ID behind a short header.
+				append([]byte{0xc0}, shortHeader(id)[1:]...),
+			}
 			for kind := range byte(4) {
 				for _, version := range []uint32{0, version1, version2, version3} {
 					payloads = append(payloads, longHeader(kind, version, id))
