@@ -43,9 +43,26 @@ type Switch struct {
 	ports map[int]int // the sockets at the other ends of the ports' cables, by port
 }
 
-// Start starts a switch that runs until the test ends. It skips the test if the software switch is
-// not installed.
+// Start starts a switch that runs the balancer until the test ends. It skips the test if the software
+// switch is not installed.
 func Start(t testing.TB) *Switch {
+	t.Helper()
+	s, address := StartEmpty(t)
+	s.Client = dial(t, address)
+	t.Cleanup(func() { testhost.Must(t, s.Close()) })
+	for _, want := range []bool{true, false} { // the second time, it has the program already
+		replaced, err := s.Configure(t.Context())
+		testhost.Must(t, err)
+		if replaced != want {
+			t.Fatalf("the program was replaced: %t, want %t", replaced, want)
+		}
+	}
+	return s
+}
+
+// StartEmpty starts a switch without a program and without a client. It returns the switch, and the
+// address for P4Runtime.
+func StartEmpty(t testing.TB) (_ *Switch, address string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
 		t.Skipf("needs the software switch %s in PATH (docs/understand/p4.md)", program)
@@ -57,18 +74,9 @@ func Start(t testing.TB) *Switch {
 	s := &Switch{ports: map[int]int{}}
 	testhost.Must(t, ns.Do(s.connect))
 	t.Cleanup(s.disconnect)
-	address := "unix:" + filepath.Join(t.TempDir(), "p4runtime")
+	address = "unix:" + filepath.Join(t.TempDir(), "p4runtime")
 	testhost.Must(t, ns.Do(func() error { return s.run(t, address) }))
-	s.Client = dial(t, address)
-	t.Cleanup(func() { testhost.Must(t, s.Close()) })
-	for _, want := range []bool{true, false} { // the second time, it has the program already
-		replaced, err := s.Configure(t.Context())
-		testhost.Must(t, err)
-		if replaced != want {
-			t.Fatalf("the program was replaced: %t, want %t", replaced, want)
-		}
-	}
-	return s
+	return s, address
 }
 
 // connect makes a cable for each port, and opens a socket at its other end.
