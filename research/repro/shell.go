@@ -12,9 +12,11 @@ import (
 	"github.com/segue-lb/segue/research/chart"
 )
 
-// shellFigures are the figures of "Stateless Load-Aware Load Balancing in P4". Its figures 4 and
-// 5, and tables II and III, are about hardware.
+// shellFigures are the figures of "Stateless Load-Aware Load Balancing in P4". Figure 4 and table II
+// measure a card. Figure 5 and table III do so too, but the sizes of programs can be set beside them.
 var shellFigures = []Figure{
+	{"shell-III", "Size of the programs for switches", "SHELL, section V-B", shellIII},
+	{"shell-5", "Work of the parsers for switches, by data offset", "SHELL, section V-B", shell5},
 	{"shell-6", "Connections reset after reconfigurations, by depth of the history", "SHELL, section VI", shell6},
 	{"shell-7", "Connections reset after reconfigurations, by number of buckets", "SHELL, section VI", shell7},
 }

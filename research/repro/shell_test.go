@@ -3,8 +3,11 @@
 package repro
 
 import (
+	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/tables"
@@ -72,5 +75,69 @@ func TestEnding(t *testing.T) {
 	}
 	if q := calibrate(infinite, 0.05); math.Abs(ending(infinite, q)[3]-0.05) > 1e-9 {
 		t.Errorf("q = %v", q)
+	}
+}
+
+// TestSwitchTables counts the tables of SHELL with its numbers by hand: keys of 16 and 17 bits, two
+// servers of 128 bits and their number in each list, and 500 ports. It also checks that all tables of
+// Segue's program have a number of entries.
+func TestSwitchTables(t *testing.T) {
+	programs, err := switchPrograms()
+	testhost.Must(t, err)
+	s := switchSetup{"", &programs[0], shellEntries(35591)}
+	if got, want := s.count(), 35591+2*35591+500; got != want {
+		t.Errorf("SHELL: %d entries, want %d", got, want)
+	}
+	bytes := s.bytes()
+	for use, bits := range map[string]int{
+		ofSYNs: 35591 * (16 + 258), ofOtherPackets: 2 * 35591 * (17 + 258), ofServers: 500 * 137,
+	} {
+		if bytes[use] != float64(bits)/8 {
+			t.Errorf("SHELL: %v bytes for %s, want %v", bytes[use], use, float64(bits)/8)
+		}
+	}
+	entries := segueEntries(65536, false)
+	for _, table := range programs[len(programs)-1].Tables() {
+		if _, ok := entries[lastName(table.Name)]; !ok {
+			t.Errorf("Segue: unknown table %s", table.Name)
+		}
+	}
+}
+
+// TestDocumentedSizes checks that reproduction.md has the present sizes of the programs. If a program
+// changes, the errors have the new rows.
+func TestDocumentedSizes(t *testing.T) {
+	text, err := os.ReadFile("../../docs/research/reproduction.md")
+	testhost.Must(t, err)
+	page := strings.ReplaceAll(string(text), "`", "")
+	want := func(format string, values ...any) {
+		t.Helper()
+		if row := fmt.Sprintf(format, values...); !strings.Contains(page, row) {
+			t.Errorf("docs/research/reproduction.md does not have %q", row)
+		}
+	}
+	programs, err := switchPrograms()
+	testhost.Must(t, err)
+	for _, p := range programs {
+		size := p.Parser()
+		bits, err := p.headerBits()
+		testhost.Must(t, err)
+		want("| %s | %d | %d | %d | %d |", p.name, size.States, size.Entries, bits, p.Metadata())
+	}
+	for _, s := range switchSetups(programs) {
+		if s.tcam() > 0 {
+			t.Errorf("%s needs %v bytes of TCAM, and the page says that no table does", s.name, s.tcam())
+		}
+		stages, dependencies := s.Stages(s.entriesByName())
+		want("| %s | %d | %.2f MB | %d | %d |", s.name, s.count(), s.megabytes(), dependencies, stages)
+	}
+	for i, name := range map[int]string{3: "SHELL, if d_off max is not smaller", 4: "Segue"} {
+		parses, err := programs[i].parses(true)
+		testhost.Must(t, err)
+		row := "| parser states, " + name + " |"
+		for _, parse := range parses {
+			row += fmt.Sprintf(" %d |", parse.States)
+		}
+		want("%s", row)
 	}
 }
