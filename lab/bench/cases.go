@@ -57,6 +57,7 @@ const (
 	caseHuntKnown = "known-flow-hunt"      // known-flow
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
+	caseSACK      = "stateless-sack-"      // known-flow-stateless, with the cookie behind 1 to 3 blocks
 	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
 	caseCRC       = "stateless-crc"        // known-flow-stateless, with buckets by CRC-32
 	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
@@ -238,6 +239,9 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	}
 	if f == ipv6 {
 		cases = append(cases, offerStepCases(s)...)
+		for blocks := 1; blocks <= 3; blocks++ {
+			cases = append(cases, sackCase(s, levels[0], blocks))
+		}
 	}
 	// With threshold 0 a server refuses all offers.
 	return append(cases,
@@ -328,6 +332,19 @@ func optionsCase(s service, flows uint32) benchCase {
 	}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK,
 		append(options, packet.Timestamps(1, 1))...)
+	c.traffic.flows = flows
+	return c
+}
+
+// sackCase is statelessCase with the timestamps behind a SACK option of some blocks. With 1 to 3
+// blocks, the data offset is 11, 13 and 15, as in figure 5 of SHELL.
+func sackCase(s service, flows uint32, blocks int) benchCase {
+	c := statelessCase(s, flows)
+	c.name = fmt.Sprint(caseSACK, blocks)
+	nop := packet.TCPOption(layers.TCPOptionKindNop, nil)
+	sack := packet.TCPOption(layers.TCPOptionKindSACK, make([]byte, 8*blocks))
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK,
+		nop, nop, sack, packet.Timestamps(1, 1))
 	c.traffic.flows = flows
 	return c
 }
