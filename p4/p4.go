@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package p4 contains the balancer for switches: a program in P4_16 (docs/understand/p4.md), as it is
-// compiled for v1model. The compiled files are committed, because the compiler is in no package
-// registry:
+// Package p4 contains the balancer for switches: a program in P4_16 (docs/understand/p4.md), as it
+// is compiled for v1model. The compiled files are committed, because the compiler is in no package
+// registry. No code here runs the wrappers for other architectures.
+//
+// The command that compiles is:
 //
 //	p4c-bm2-ss --std p4-16 --p4runtime-files v1model.p4info.txtpb -o v1model.json v1model.p4
 package p4
@@ -25,7 +27,7 @@ var Info []byte
 //go:embed v1model.json
 var Config []byte
 
-//go:embed *.p4 core/*.p4
+//go:embed v1model.p4 core/*.p4
 var source embed.FS
 
 // Digest returns a hash of the source. The file v1model.sha256 has that of the source from which
