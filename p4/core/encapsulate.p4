@@ -4,12 +4,17 @@
  * the next hop towards the first server.
  */
 
-/* Writes the segment of one server. Each place of a list has a table of its own, because a switch
+/* Writes the SID of one server. Each place of a list has a table of its own, because a switch
  * applies a table once for each packet. */
-control WriteSegment(inout segment_t segment, in bit<16> slot, in bit<4> column, in packet_t p) {
+control WriteSegment(inout sid_t sid, in bit<16> slot, in bit<4> column, in packet_t p) {
     action set_locator(bit<64> locator) {
-        segment.setValid();
-        segment.address = locator ++ p.function ++ column ++ 1w0 ++ p.service.cookie_width ++ 41w0;
+        sid.setValid();
+        sid.locator = locator;
+        sid.function = p.function;
+        sid.column = column;
+        sid.reports = 0;
+        sid.cookie_width = p.service.cookie_width;
+        sid.load = 0;
     }
 
     table locators {
@@ -74,6 +79,18 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
         headers.ipv4.checksum = sum >= 0xffff ? (bit<16>)(sum + 1) : (bit<16>)sum;
     }
 
+    /* Starts the outer header, towards the first server. */
+    action start_outer(bit<20> flow_label, bit<8> hop_limit, bit<128> address) {
+        headers.outer.setValid();
+        headers.outer.version = 6;
+        headers.outer.traffic_class = p.traffic_class;
+        headers.outer.flow_label = flow_label;
+        headers.outer.payload_length = (bit<16>)p.length + p.added - 40;
+        headers.outer.hop_limit = hop_limit;
+        headers.outer.source = address;
+        headers.destination = headers.server0;
+    }
+
     action start_srh(bit<8> next_header, bit<8> entries, bit<8> segments_left) {
         headers.srh.setValid();
         headers.srh.next_header = next_header;
@@ -89,27 +106,14 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
     action insert() {
         bit<8> count = (bit<8>)p.servers.count;
 
+        start_outer(headers.ipv6.flow_label, p.hop_limit - 1, p.source);
+        headers.outer.next_header = PROTOCOL_ROUTING;
         start_srh(headers.ipv6.next_header, count + 2, count);
         headers.vip.setValid();
         headers.vip.address = headers.ipv6.destination;
         headers.balancer.setValid();
         headers.balancer.address = p.own_address;
-        headers.outer = headers.ipv6;
-        headers.outer.hop_limit = headers.ipv6.hop_limit - 1;
-        headers.outer.payload_length = headers.ipv6.payload_length + p.added;
         headers.ipv6.setInvalid();
-    }
-
-    /* srv6-encap: an IPv6 header around the client's packet. */
-    action wrap(bit<8> inner) {
-        headers.outer.setValid();
-        headers.outer.version = 6;
-        headers.outer.traffic_class = p.traffic_class;
-        headers.outer.flow_label = p.hash[19:0];
-        headers.outer.payload_length = (bit<16>)p.length + p.added - 40;
-        headers.outer.next_header = inner;
-        headers.outer.hop_limit = 64;
-        headers.outer.source = p.own_address;
     }
 
     apply {
@@ -124,17 +128,16 @@ control Encapsulate(inout headers_t headers, inout packet_t p) {
         headers.ethernet.ethertype = ETHERTYPE_IPV6;
         if (p.service.encapsulation == encapsulation_t.SRV6_INSERT) {
             insert();
-            headers.outer.next_header = PROTOCOL_ROUTING;
-            headers.outer.destination = headers.server0.address;
         } else {
+            /* srv6-encap: an IPv6 header around the client's packet. */
             if (headers.ipv4.isValid()) {
                 take_hop_ipv4();
                 inner = PROTOCOL_IPIP;
             } else {
                 headers.ipv6.hop_limit = headers.ipv6.hop_limit - 1;
             }
-            wrap(inner);
-            headers.outer.destination = headers.server0.address;
+            start_outer(p.hash[19:0], 64, p.own_address);
+            headers.outer.next_header = inner;
             /* An offer has the whole list, because servers write into their own entries. Other
              * lists leave out the first server (RFC 8986 sections 5.1 and 5.2). */
             if (count == 1) {

@@ -105,7 +105,28 @@ header srh_t {
 
 const bit<8> ROUTING_TYPE_SRH = 4;
 
-/* A segment: a SID (docs/understand/protocol.md), or another address. */
+/* The header in front of the client's. Its destination is the SID of the first server. */
+header outer_t {
+    bit<4>   version;
+    bit<8>   traffic_class;
+    bit<20>  flow_label;
+    bit<16>  payload_length;
+    bit<8>   next_header;
+    bit<8>   hop_limit;
+    bit<128> source;
+}
+
+/* The SID of a server, with the argument of offers (docs/understand/protocol.md). */
+header sid_t {
+    bit<64> locator;
+    bit<16> function;
+    bit<4>  column;
+    bit<1>  reports; /* the balancer takes load reports */
+    bit<2>  cookie_width;
+    bit<41> load;    /* written by the server */
+}
+
+/* A segment that is not a SID. */
 header segment_t {
     bit<128> address;
 }
@@ -113,20 +134,21 @@ header segment_t {
 /* In the order in which they are sent. The segment that is visited last comes first. */
 struct headers_t {
     ethernet_t       ethernet;
-    ipv6_t           outer;    /* srv6-insert: the client's header with another destination */
+    outer_t          outer;       /* srv6-insert: the client's header */
+    sid_t            destination; /* of the outer header */
     srh_t            srh;
-    segment_t        vip;      /* srv6-insert only */
-    segment_t        server9;
-    segment_t        server8;
-    segment_t        server7;
-    segment_t        server6;
-    segment_t        server5;
-    segment_t        server4;
-    segment_t        server3;
-    segment_t        server2;
-    segment_t        server1;
-    segment_t        server0;
-    segment_t        balancer; /* srv6-insert only */
+    segment_t        vip;         /* srv6-insert only */
+    sid_t            server9;
+    sid_t            server8;
+    sid_t            server7;
+    sid_t            server6;
+    sid_t            server5;
+    sid_t            server4;
+    sid_t            server3;
+    sid_t            server2;
+    sid_t            server1;
+    sid_t            server0;
+    segment_t        balancer;    /* srv6-insert only */
     ipv4_t           ipv4;
     ipv4_options_t   ipv4_options;
     ipv6_t           ipv6;
