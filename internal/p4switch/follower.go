@@ -66,6 +66,9 @@ func (f *Follower) follow(ctx context.Context, contents <-chan *Content, last **
 		return ErrNotPrimary
 	}
 	s, err := Open(ctx, client)
+	if err == nil {
+		err = s.PassAll(ctx, uint16(f.to.NetworkPort), uint16(f.to.HostPort))
+	}
 	for err == nil {
 		if *last != nil {
 			if err = s.Sync(ctx, *last); err != nil {

@@ -4,12 +4,14 @@ package p4switch
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"testing"
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // patience is how long a test waits for a follower.
@@ -19,7 +21,8 @@ const patience = time.Minute
 func follow(t *testing.T, f *fake, election uint64) chan<- *Content {
 	t.Helper()
 	contents := make(chan *Content)
-	follower := NewFollower(&desired.Switch{Address: f.address, ElectionID: election}, slog.New(slog.DiscardHandler))
+	to := &desired.Switch{Address: f.address, ElectionID: election, NetworkPort: 1, HostPort: 2}
+	follower := NewFollower(to, slog.New(slog.DiscardHandler))
 	follower.retry = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
@@ -71,6 +74,26 @@ func TestFollower(t *testing.T) {
 	f.most = -1
 	f.mu.Unlock()
 	f.await("a switch that has refused entries", second)
+}
+
+// Before there is a content, a switch without entries gets those of its ports. A switch with entries
+// keeps them.
+func TestPassAll(t *testing.T) {
+	f := startFake(t)
+	follow(t, f, 1)
+	testhost.Eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.tables) != 2 {
+			return fmt.Errorf("%d entries, want those of two ports", len(f.tables))
+		}
+		return nil
+	})
+	s := f.open(2)
+	testhost.Must(t, s.PassAll(t.Context(), 3, 4))
+	if f.writes != 2 {
+		t.Errorf("a switch that has ports was changed")
+	}
 }
 
 // A controller with a lower election ID waits until the other one has gone.

@@ -77,20 +77,30 @@ func (s *Switch) Sync(ctx context.Context, c *Content) error {
 	return w.err
 }
 
+// PassAll makes a switch that has no ports yet pass all packets between the network and the host.
+// Without it, the switch would drop them, and the host could not find its next hops.
+func (s *Switch) PassAll(ctx context.Context, network, host uint16) error {
+	if len(s.tables["ports"]) > 0 {
+		return nil
+	}
+	w := &writer{s: s, ctx: ctx}
+	w.put(slices.Values(portsOf(network, host, [6]byte{}))) // no packet is for this MAC address
+	w.flush()
+	return w.err
+}
+
 // common yields the entries that belong to no server and no service.
 func (c *Content) common() iter.Seq[Entry] {
-	return func(yield func(Entry) bool) {
-		source := c.Source.As16()
-		all := []Entry{
-			{"ports", []Value{Number(uint64(c.Network))}, "from_network", []Value{Number(uint64(c.Host)), c.MAC[:]}},
-			{"ports", []Value{Number(uint64(c.Host))}, "from_host", []Value{Number(uint64(c.Network))}},
-			{"source", nil, "set_source", []Value{source[:]}},
-		}
-		for _, e := range all {
-			if !yield(e) {
-				return
-			}
-		}
+	source := c.Source.As16()
+	all := append(portsOf(c.Network, c.Host, c.MAC), Entry{"source", nil, "set_source", []Value{source[:]}})
+	return slices.Values(all)
+}
+
+// portsOf returns the entries of the ports.
+func portsOf(network, host uint16, mac [6]byte) []Entry {
+	return []Entry{
+		{"ports", []Value{Number(uint64(network))}, "from_network", []Value{Number(uint64(host)), mac[:]}},
+		{"ports", []Value{Number(uint64(host))}, "from_host", []Value{Number(uint64(network))}},
 	}
 }
 
