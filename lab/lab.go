@@ -3,7 +3,8 @@
 // Package lab builds a data centre in network namespaces of one machine: a client, an edge router
 // that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
 // Apache, MediaWiki or an emulated application. Edge router, balancers and servers are connected at
-// layer 2. `segue-lab lab` and the end-to-end tests use the package.
+// layer 2. Balancers may stand behind software switches. `segue-lab lab` and the end-to-end tests
+// use the package.
 //
 // A Topology describes a lab. The names and addresses of its nodes follow from the topology by the
 // rules in plan.go. buildNetwork (network.go) makes the nodes' network namespaces, links
@@ -123,7 +124,8 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(topology.checkMediaWiki(), topology.checkRouter()); err != nil {
+	err = errors.Join(topology.checkMediaWiki(), topology.checkRouter(), topology.checkSwitches())
+	if err != nil {
 		return nil, err
 	}
 	for _, p := range l.Processes {
@@ -156,8 +158,8 @@ func checkRoot() error {
 }
 
 // build makes the network and the files, and starts all processes. It returns when the processes
-// are ready, the edge router has learned its routes, and the topology's impairment has begun. If it
-// fails, the caller removes what it has built.
+// are ready, the edge router has learned its routes, switches have their entries, and the
+// topology's impairment has begun. If it fails, the caller removes what it has built.
 func (l *Lab) build(ctx context.Context) error {
 	type step struct {
 		progress string
@@ -176,6 +178,10 @@ func (l *Lab) build(ctx context.Context) error {
 	if router := l.Topology.Edge.Router; router != "" {
 		steps = append(steps,
 			step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
+	}
+	if l.Topology.Switches > 0 {
+		steps = append(steps,
+			step{"Waiting until the switches have their entries.", l.awaitSwitches})
 	}
 	if l.Topology.Impair.Some() {
 		steps = append(steps,
@@ -277,9 +283,10 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 }
 
 // Process returns the node's process with the given name, or nil. A balancer has the process lb,
-// and with BFD also bfd. The edge router has the process of its routing software, if any: frr or
-// bird. A server has agent, echo if there are UDP services, and a process with the name of its
-// application, such as nginx. With the application mediawiki it also has mariadb and memcached.
+// and with BFD also bfd. A switch has bmv2. The edge router has the process of its routing software,
+// if any: frr or bird. A server has agent, echo if there are UDP services, and a process with the
+// name of its application, such as nginx. With the application mediawiki it also has mariadb and
+// memcached.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool {
 		return p.node.Name == node && p.Name == name

@@ -3,15 +3,18 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/segue-lb/segue/internal/netdev"
 )
 
 // buildLinks makes the fabric's bridge and all cables, which are pairs of veths. One cable connects
-// client and edge router. One connects each other node to the fabric. A balancer with two arms has
-// a second cable, to the edge router.
+// client and edge router. One connects each other node to the fabric, except that a balancer may
+// stand behind a switch. A balancer with two arms has a second cable, to the edge router.
 func (l *Lab) buildLinks() error {
 	fabric, edge, client := l.Node("fabric"), l.Node("edge"), l.Node("client")
 	snooping := false
@@ -32,10 +35,10 @@ func (l *Lab) buildLinks() error {
 		return fmt.Errorf("fabric: %w", err)
 	}
 	for _, n := range l.Nodes {
-		if n.Role == RoleFabric || n.Role == RoleClient { // they have no cable to the fabric
+		if !n.onFabric() {
 			continue
 		}
-		if err := connect(fabric, n.Name, n, uplink, l.Topology.MTU.Fabric); err != nil {
+		if err := n.connectTo(fabric); err != nil {
 			return err
 		}
 		if err := fabric.plugIn(n, br); err != nil {
@@ -59,6 +62,28 @@ func (l *Lab) buildLinks() error {
 		return err
 	}
 	return edge.forgetHashes()
+}
+
+// connectTo connects the node with the fabric, through its switch if it has one.
+func (n *Node) connectTo(fabric *Node) error {
+	mtu, sw := n.lab.Topology.MTU.Fabric, n.switchInFront()
+	if sw == nil {
+		return connect(fabric, n.Name, n, uplink, mtu)
+	}
+	err := errors.Join(connect(fabric, n.Name, sw, switchPort(networkPort), mtu),
+		connect(sw, switchPort(hostPort), n, uplink, mtu))
+	if err != nil {
+		return err
+	}
+	// The switch sends frames on as they are. So the balancer's kernel must complete its packets, as
+	// the fabric's port does (prepareForXDP).
+	if err := n.Do(func() error { return netdev.SetOffloads(uplink, false, netdev.Checksum) }); err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	if err := sw.Do(func() error { return prepareForXDP(switchPort(hostPort), n.Role) }); err != nil {
+		return fmt.Errorf("%s: %w", sw.Name, err)
+	}
+	return nil
 }
 
 // forgetHashes attaches a program to the edge router's downlink that removes the hash which the

@@ -174,6 +174,9 @@ func (n *Node) setSysctls() error {
 			// section IV).
 			settings = append(settings, sysctl{"ipv4/tcp_abort_on_overflow", "1"})
 		}
+	case RoleSwitch:
+		// The kernel must send no frames of its own, such as router solicitations.
+		settings = append(settings, sysctl{"ipv6/conf/default/disable_ipv6", "1"})
 	case RoleFabric:
 		// The module br_netfilter, if it is loaded, would pass bridged packets to iptables, which
 		// could drop them.

@@ -15,11 +15,13 @@ import (
 type Role string
 
 // The roles of nodes. The fabric is the switch that connects the edge router, the balancers and the
-// servers at layer 2. Its ports are named after the nodes.
+// servers at layer 2. Its ports are named after the nodes. A node with RoleSwitch is a software
+// switch between the fabric and a balancer.
 const (
 	RoleClient   Role = "client"
 	RoleEdge     Role = "edge"
 	RoleFabric   Role = "fabric"
+	RoleSwitch   Role = "switch"
 	RoleBalancer Role = "balancer"
 	RoleServer   Role = "server"
 )
@@ -88,7 +90,7 @@ func ClientAddresses(vip netip.Addr, n int) []netip.Addr {
 type Spec struct {
 	Name string `json:"name"`
 	Role Role   `json:"role"`
-	// IPv6 and IPv4 are the node's addresses on its uplink. The fabric has no addresses.
+	// IPv6 and IPv4 are the node's addresses on its uplink. Fabric and switches have no addresses.
 	IPv6 netip.Addr `json:"ipv6,omitzero"`
 	IPv4 netip.Addr `json:"ipv4,omitzero"`
 	// Outer6 and Outer4 are the addresses of a balancer with two arms on its link to the edge
@@ -101,14 +103,18 @@ type Spec struct {
 	Application Application `json:"application,omitempty"`
 }
 
-// Specs lists the topology's nodes: fabric, edge, client, the balancers from lb1 on, and the
-// servers from s1 on. On the fabric, balancer i has the addresses fd00:fab::1:<i> and
-// 10.77.0.<10+i>, and server j has fd00:fab::2:<j> and 10.77.0.<100+j>.
+// Specs lists the topology's nodes: fabric, edge, client, the switches from sw1 on, the balancers
+// from lb1 on, and the servers from s1 on. Switch i is in front of balancer i. On the fabric,
+// balancer i has the addresses fd00:fab::1:<i> and 10.77.0.<10+i>, and server j has fd00:fab::2:<j>
+// and 10.77.0.<100+j>.
 func (t Topology) Specs() []Spec {
 	specs := []Spec{
 		{Name: "fabric", Role: RoleFabric},
 		{Name: "edge", Role: RoleEdge, IPv6: host(fabricNet6, 1), IPv4: host(fabricNet4, 1)},
 		{Name: "client", Role: RoleClient, IPv6: host(clientNet6, 2), IPv4: host(clientNet4, 2)},
+	}
+	for i := 1; i <= t.Switches; i++ {
+		specs = append(specs, Spec{Name: fmt.Sprintf("sw%d", i), Role: RoleSwitch})
 	}
 	for i := 1; i <= t.Balancers; i++ {
 		spec := Spec{
@@ -161,12 +167,15 @@ func (t Topology) specs(role Role) []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role != role })
 }
 
-// fabricSpecs returns the nodes with a link to the fabric: all but the fabric itself and the
-// client. Each of the fabric's ports has the name of its node.
+// fabricSpecs returns the nodes behind the fabric's ports (onFabric).
 func (t Topology) fabricSpecs() []Spec {
-	return slices.DeleteFunc(t.Specs(), func(s Spec) bool {
-		return s.Role == RoleFabric || s.Role == RoleClient
-	})
+	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return !s.onFabric() })
+}
+
+// onFabric tells whether a port of the fabric has the node's name: those of the edge router,
+// balancers and servers. A switch in front of a balancer is connected to the balancer's port.
+func (s Spec) onFabric() bool {
+	return s.Role == RoleEdge || s.Role == RoleBalancer || s.Role == RoleServer
 }
 
 // enumerate joins the names of nodes by commas. It writes three or more names with consecutive

@@ -24,10 +24,11 @@ type Process struct {
 	node *Node
 	args []string
 	// daemon tells that the process supports systemd's notification protocol and reloads on SIGHUP.
-	// If daemon is false, the process is ready when it accepts connections on the TCP port. If port
-	// is 0, too, it counts as ready as soon as it has started.
+	// If daemon is false, the process is ready when it accepts connections on the TCP port or the
+	// Unix socket. If it has neither, it counts as ready as soon as it has started.
 	daemon bool
 	port   uint16
+	socket string
 	// limited tells that the process shares the limit of CPU time of the node's application.
 	limited bool
 
@@ -126,19 +127,22 @@ func (p *Process) start(ctx context.Context) error {
 	if p.daemon {
 		return notify.Await(ctx, p.exited, "READY=1")
 	}
-	if p.port == 0 {
-		return nil
+	switch {
+	case p.port != 0:
+		return p.awaitListener(ctx, "tcp", "127.0.0.1:"+strconv.Itoa(int(p.port)))
+	case p.socket != "":
+		return p.awaitListener(ctx, "unix", p.socket)
 	}
-	return p.awaitPort(ctx)
+	return nil
 }
 
-// awaitPort returns when the process accepts connections on its port. It tries again and again,
-// because the process does not notify.
-func (p *Process) awaitPort(ctx context.Context) error {
+// awaitListener returns when the process accepts connections at an address. It tries again and
+// again, because the process does not notify.
+func (p *Process) awaitListener(ctx context.Context, network, address string) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		conn, err := p.node.Dial(ctx, "tcp", "127.0.0.1:"+strconv.Itoa(int(p.port)))
+		conn, err := p.node.Dial(ctx, network, address)
 		if err == nil {
 			return conn.Close()
 		}
@@ -146,7 +150,7 @@ func (p *Process) awaitPort(ctx context.Context) error {
 		case <-p.exited:
 			return errEnded
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for port %d: %w", p.port, context.Cause(ctx))
+			return fmt.Errorf("waiting for %s %s: %w", network, address, context.Cause(ctx))
 		case <-tick.C:
 		}
 	}

@@ -26,11 +26,14 @@ func (n *Node) configure() error {
 	return nil
 }
 
-// addAddresses adds the addresses of all interfaces of the node, and brings the interfaces up. It
-// does nothing on the fabric, which has no addresses.
+// addAddresses adds the addresses of all interfaces of the node, and brings the interfaces up.
+// Fabric and switches have no addresses, and the interfaces of the fabric are up already.
 func (n *Node) addAddresses(h *netlink.Handle) error {
-	if n.Role == RoleFabric {
+	switch n.Role {
+	case RoleFabric:
 		return nil
+	case RoleSwitch:
+		return errors.Join(addInterface(h, switchPort(networkPort)), addInterface(h, switchPort(hostPort)))
 	}
 	loopback := []netip.Prefix{}
 	if n.Locator.IsValid() {
@@ -85,14 +88,14 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 	return nil
 }
 
-// addRoutes adds the node's routes. Each node except the fabric and the edge router gets default
-// routes. Client and edge router get routes of the further client addresses. All nodes except the
-// fabric and the client get routes of the locators. SetNextHops adds the routes of VIPs.
+// addRoutes adds the node's routes. Fabric and switches have none. Each other node except the edge
+// router gets default routes. Client and edge router get routes of the further client addresses.
+// All nodes except the client get routes of the locators. SetNextHops adds the routes of VIPs.
 func (n *Node) addRoutes(h *netlink.Handle) error {
 	edge := n.lab.Node("edge")
 	gateways := []netip.Addr{edge.IPv6, edge.IPv4}
 	switch n.Role {
-	case RoleFabric:
+	case RoleFabric, RoleSwitch:
 		return nil
 	case RoleClient:
 		gateways = []netip.Addr{host(clientNet6, 1), host(clientNet4, 1)}

@@ -48,6 +48,8 @@ func (n *Node) processes(o Options) []*Process {
 			args := []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}
 			add("agent", Process{args: args, daemon: true})
 		}
+	case n.Role == RoleSwitch:
+		add("bmv2", n.bmv2())
 	case n.Role == RoleEdge && n.lab.Topology.Edge.Router != "":
 		router := n.router()
 		add(router.Name, router)
@@ -104,6 +106,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 			Locator:   n.Locator,
 			State:     n.lab.path("state"),
 			Limits:    desired.Limits{Hints: desired.DefaultHints},
+			Switch:    n.switchConfig(),
 		},
 		Metrics: desired.Metrics{Listen: balancerMetrics},
 		BGP:     n.bgp(),

@@ -26,8 +26,11 @@ type Topology struct {
 	// Name distinguishes the labs on a machine. It has 1 to 12 lower-case letters and digits.
 	Name      string `yaml:"name"`
 	Balancers int    `yaml:"balancers"` // 1 to 16
-	Servers   int    `yaml:"servers"`   // 1 to 128
-	MTU       MTU    `yaml:"mtu"`
+	// Switches is the number of balancers, from lb1 on, that stand behind a software switch, which
+	// balances as the data path does (docs/understand/p4.md).
+	Switches int `yaml:"switches,omitempty"`
+	Servers  int `yaml:"servers"` // 1 to 128
+	MTU      MTU `yaml:"mtu"`
 	// TwoArmed gives each balancer a separate link to the edge router, on which clients' packets
 	// arrive. The segment routing domain then begins at the balancer, and contains the fabric.
 	TwoArmed bool `yaml:"two-armed"`
@@ -210,6 +213,7 @@ func (t Topology) problems() fieldpath.Errors {
 		fail("name", t.Name, nameForm)
 	}
 	inRange("balancers", t.Balancers, 1, maxBalancers)
+	t.switchProblems(fail)
 	switch router := t.Edge.Router; {
 	case router == "":
 		if t.Edge.BFD {

@@ -94,10 +94,14 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "applications: [emulated, nginx]\nemulated: {exceptions: [{" + exceptions + "}]}"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, edge, impair, applications, emulated, apache, mediawiki, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, switches, servers, mtu, two-armed, bare, edge, impair, applications, emulated, apache, mediawiki, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
+		{"switches: 3", `line 1: switches "3": must be 0 to 2, the number of balancers`},
+		{"switches: -1", `line 1: switches "-1": must be 0 to 2`},
+		{"switches: 1\nbare: true", `line 1: switches "1": cannot be used with bare`},
+		{"switches: 1\ntwo-armed: true", `line 1: switches "1": cannot be used with two-armed`},
 		{"servers: 129", `line 1: servers "129": must be 1 to 128`},
 		{"servers: many", `line 1: servers "many": must be a whole number`},
 		{"edge: {bfd: true}", `line 1: edge.bfd "true": needs edge.router`},
@@ -243,6 +247,25 @@ func TestSpecs(t *testing.T) {
 		if diff := cmp.Diff(want, byName[want.Name], addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", want.Name, diff)
 		}
+	}
+}
+
+// TestSwitches requires that the first balancers are configured with the switches in front of them.
+func TestSwitches(t *testing.T) {
+	topology, err := ParseTopology([]byte("balancers: 3\nswitches: 2"))
+	testhost.Must(t, err)
+	l := testLab(t, topology)
+	for name, want := range map[string]*desired.Switch{
+		"lb1": {Address: "unix:/run/segue/lab/demo/run/sw1-p4runtime.sock", NetworkPort: 1, HostPort: 2},
+		"lb2": {Address: "unix:/run/segue/lab/demo/run/sw2-p4runtime.sock", NetworkPort: 1, HostPort: 2},
+		"lb3": nil,
+	} {
+		if diff := cmp.Diff(want, l.Node(name).BalancerConfig().Node.Switch); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if p := l.Process("sw2", "bmv2"); p == nil || l.Node("sw3") != nil {
+		t.Errorf("sw2 runs %v, and sw3 is %v", p, l.Node("sw3"))
 	}
 }
 
@@ -619,6 +642,7 @@ func TestConfigTemplates(t *testing.T) {
 	l := testLab(t, DefaultTopology())
 	full := l.Node("lb2").BalancerConfig()
 	full.Node.Seed = 7
+	full.Node.Switch = &desired.Switch{Address: "a:1", NetworkPort: 3, HostPort: 4}
 	full.Node.Limits = desired.Limits{Flows: 2048, Hints: 4096, Servers: 10}
 	s := &full.Services[0]
 	s.Placement, s.Persistence, s.Candidates, s.Buckets = desired.PlacementHunt, desired.PersistenceTable, 3, 251

@@ -254,9 +254,10 @@ func newLabRestart() *cobra.Command {
 restarts all of them. It ends them by SIGTERM or, with --kill, by SIGKILL. It also starts
 a process that does not run. The command returns when all processes are ready.
 
-A balancer has the process lb, and bfd if the topology has edge.bfd. The edge router has
-frr or bird if the topology has edge.router. A server has agent, echo, and its application:
-nginx, apache, emulated or mediawiki. With mediawiki it also has mariadb and memcached.
+A balancer has the process lb, and bfd if the topology has edge.bfd. A software switch
+has bmv2. The edge router has frr or bird if the topology has edge.router. A server has
+agent, echo, and its application: nginx, apache, emulated or mediawiki. With mediawiki it
+also has mariadb and memcached.
 
 Balancers and agents run the file segue in the directory of segue-lab. It may be another
 build than the one that they ran before.`,

@@ -165,7 +165,7 @@ func KindOf(data []byte) (Kind, error) {
 // TopologyFields are the fields at the top of a lab's topology that other files do not have there.
 var TopologyFields = []string{
 	"apache", "applications", "balancers", "bare", "edge", "emulated", "impair", "mediawiki", "mtu", "name", "servers",
-	"two-armed",
+	"switches", "two-armed",
 }
 
 // isTopology tells whether a document has a field of a topology, and no field node.
