@@ -76,6 +76,14 @@ func NeedCommand(t testing.TB, command, packageName string) {
 	}
 }
 
+// NeedSwitch skips a test if the software switch is not in PATH. No package of Debian contains it.
+func NeedSwitch(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("simple_switch_grpc"); err != nil {
+		t.Skipf("needs the software switch bmv2 (docs/understand/p4.md): %v", err)
+	}
+}
+
 // skipUnless skips a test if can returns an error, which is the reason.
 func skipUnless(t testing.TB, can func() error) {
 	t.Helper()

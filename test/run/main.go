@@ -168,7 +168,8 @@ var soak = []tier{
 				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
 				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet|" +
 				"TestSchemathesis|TestServersWithoutTimestamps|TestHintsKeepConnections|TestInferFaults|" +
-				"TestMemoryOfTheProcess|TestBFD|TestRoutesOfNoDataPath)$",
+				"TestMemoryOfTheProcess|TestBFD|TestRoutesOfNoDataPath|TestSwitch|" +
+				"TestConnectionsMoveBetweenSwitchAndBalancer)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.all", "-failover.figure",
@@ -178,6 +179,7 @@ var soak = []tier{
 			"-bgp.connections=1000", "-bgp.arrivals=200",
 			"-schemathesis.examples=100", "-timestamps.connections=100",
 			"-hints.servers=9", "-hints.connections=2800", "-infer.apart", "-memory.servers=10000",
+			"-switch.requests=10000", "-switch.connections=1000", "-switch.changes=20",
 			// An upgrade should be from the last release, but there is none yet.
 			"-previous=HEAD", "-upgrade.connections=1000",
 		},

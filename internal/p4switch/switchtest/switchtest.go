@@ -64,9 +64,7 @@ func Start(t testing.TB) *Switch {
 // address for P4Runtime.
 func StartEmpty(t testing.TB) (_ *Switch, address string) {
 	t.Helper()
-	if _, err := exec.LookPath(program); err != nil {
-		t.Skipf("needs the software switch %s in PATH (docs/understand/p4.md)", program)
-	}
+	testhost.NeedSwitch(t)
 	testhost.NeedNamespaces(t)
 	ns, err := netdev.NewNamespace()
 	testhost.Must(t, err)
