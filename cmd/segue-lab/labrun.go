@@ -455,6 +455,9 @@ func printClaim(out io.Writer, c testbed.Claim) {
 		verdict = "is met"
 	}
 	fmt.Fprintf(out, "  %s %s: %.3g", c.Condition, verdict, *c.Measured)
+	if c.Half != nil {
+		fmt.Fprintf(out, " ± %.2g", *c.Half)
+	}
 	if c.Simulated != nil {
 		fmt.Fprintf(out, " (simulated: %.3g)", *c.Simulated)
 	}

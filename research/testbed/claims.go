@@ -76,13 +76,27 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 		fail("over-at", "needs at, and a case as over")
 	}
 	switch {
+	case c.Agree:
+		c.agreeProblems(e, known(c.Over), fail)
 	case c.BeyondSimulated == 0 && c.AtLeast == 0 && c.AtMost == 0:
-		fail("at-least", "at-least, at-most or beyond-simulated is required")
+		fail("at-least", "at-least, at-most, beyond-simulated or agree is required")
 	case c.BeyondSimulated == 0:
 	case c.AtLeast != 0 || c.AtMost != 0:
 		fail("beyond-simulated", "not with at-least or at-most")
 	case e.Kind != KindLoad || !isTime || !known(c.Over) || c.OverAt != 0:
 		fail("beyond-simulated", "needs a quantity that is a time, another case as over, and the kind load")
+	}
+}
+
+// agreeProblems checks a claim that two cases agree.
+func (c Claim) agreeProblems(e *Experiment, overCase bool, fail func(name, problem string)) {
+	switch {
+	case c.AtLeast != 0 || c.AtMost != 0 || c.BeyondSimulated != 0:
+		fail("agree", "not with at-least, at-most or beyond-simulated")
+	case timesOf[c.Quantity] == nil || !overCase || c.OverAt != 0:
+		fail("agree", "needs a quantity that is a time, and another case as over")
+	case e.Seeds < 2:
+		fail("agree", "needs at least 2 seeds")
 	}
 }
 
@@ -108,7 +122,7 @@ func (c Claim) condition() string {
 	switch at := cmp.Or(c.OverAt, c.At); {
 	case at > 0:
 		fmt.Fprintf(&b, " at %v", at)
-	case c.BeyondSimulated != 0:
+	case c.BeyondSimulated != 0 || c.Agree:
 		b.WriteString(", at each point,")
 	default:
 		b.WriteString(", the largest of all points,")
@@ -122,18 +136,25 @@ func (c Claim) condition() string {
 	if c.BeyondSimulated != 0 {
 		fmt.Fprintf(&b, " ≤ simulated + %v", c.BeyondSimulated)
 	}
+	if c.Agree {
+		fmt.Fprintf(&b, " = 1 within the 95%% confidence interval of %s(%s)", c.Quantity, c.Over)
+	}
 	return b.String()
 }
 
 // judge sets Condition. If all runs are there, it also sets the values of the condition's left
 // side, and whether the measured value meets the condition. Values that do not exist stay nil.
 func (c *Claim) judge(r *Results) {
-	c.Condition, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
+	c.Condition, c.Measured, c.Half, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
 		return
 	}
-	if c.BeyondSimulated != 0 {
+	switch {
+	case c.BeyondSimulated != 0:
 		c.judgeBySimulation(r)
+		return
+	case c.Agree:
+		c.judgeAgreement(r)
 		return
 	}
 	if share := sharesOf[c.Quantity]; share != nil {
@@ -168,6 +189,30 @@ func (c *Claim) judgeBySimulation(r *Results) {
 		}
 	}
 	c.Met = new(worst <= c.BeyondSimulated)
+}
+
+// judgeAgreement compares the ratio of Of to Over at each point with 1. It keeps the ratio of the
+// point where it is the furthest from 1, relative to the interval of Over. If a point lacks a value
+// or an interval, Met stays nil.
+func (c *Claim) judgeAgreement(r *Results) {
+	worst := math.Inf(-1)
+	half := func(s *Summary) *Response { return s.Half }
+	for _, point := range c.points(r) {
+		ratio := c.value(r, point, c.time(measured))
+		over := Claim{Quantity: c.Quantity, Of: c.Over}
+		interval := over.value(r, point, over.time(half)) / over.value(r, point, over.time(measured))
+		far := math.Abs(ratio-1) / interval
+		if math.IsNaN(far) {
+			return // not all points can be compared
+		}
+		if far > worst {
+			worst, c.Measured, c.Half, c.Simulated = far, &ratio, &interval, nil
+			if s := c.value(r, point, c.time(simulated)); !math.IsNaN(s) {
+				c.Simulated = &s
+			}
+		}
+	}
+	c.Met = new(worst <= 1)
 }
 
 // points returns the points that the claim is about.

@@ -5,6 +5,8 @@ package testbed
 import (
 	"cmp"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -18,6 +20,7 @@ type counts struct {
 	// estimates are what the balancers infer about the servers of the case's service: by server,
 	// the mean over the balancers of its capacity or weight.
 	estimates map[string]float64
+	lost      int64 // frames that switches have lost
 }
 
 // count reads what balancers and agents have counted until now. No balancers run in a bare lab.
@@ -33,6 +36,10 @@ func (b *rig) count(p planned) (*counts, error) {
 		if err := c.addBalancer(n.Instance(), p); err != nil {
 			return nil, fmt.Errorf("%s: %w", n.Name, err)
 		}
+	}
+	var err error
+	if c.lost, err = b.lostFrames(); err != nil {
+		return nil, err
 	}
 	offers, err := b.lab.Offers()
 	if err != nil {
@@ -82,6 +89,24 @@ func (c *counts) addEstimates(service *inspect.ServiceState, balancers int) {
 	}
 }
 
+// lostFrames returns how many frames the lab's switches have lost. Frames under way are not lost, so
+// lostFrames reads the numbers again until there are none, or for at most a second.
+func (b *rig) lostFrames() (int64, error) {
+	const interval = 20 * time.Millisecond
+	lost := int64(math.MaxInt64)
+	for range time.Second / interval {
+		in, out, err := b.lab.SwitchFrames()
+		if err != nil {
+			return 0, err
+		}
+		if lost = min(lost, int64(in-out)); lost <= 0 {
+			return 0, nil
+		}
+		time.Sleep(interval)
+	}
+	return lost, nil
+}
+
 // addCounts adds to the run what was counted during it. Estimates are those at its end. Only
 // servers of a case that hunts have counts of offers.
 func (r *Run) addCounts(before, after *counts) {
@@ -89,6 +114,10 @@ func (r *Run) addCounts(before, after *counts) {
 		if n := packets - before.reasons[reason]; n > 0 {
 			r.Counters[reason] = n
 		}
+	}
+	if lost := after.lost - before.lost; lost > 0 {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("the switch lost %d frames: it may have been the "+
+			"bottleneck; at a lower --speed, there are fewer packets at a time", lost))
 	}
 	for i := range r.Shares {
 		s := &r.Shares[i]

@@ -189,7 +189,7 @@ var axisLabels = map[AxisKind]string{
 }
 
 // Case is a service of the lab. All cases of an experiment use the same servers, one after the
-// other.
+// other, unless the fields say otherwise.
 type Case struct {
 	Name string `yaml:"name"`
 	// Direct sends requests to the servers' own addresses, each equally likely, without a balancer.
@@ -200,8 +200,12 @@ type Case struct {
 	Placement     desired.Placement     `yaml:"placement,omitempty"`
 	Selection     desired.Selection     `yaml:"selection,omitempty"`
 	Persistence   desired.Persistence   `yaml:"persistence,omitempty"`
+	BucketHash    desired.BucketHash    `yaml:"bucket-hash,omitempty"`
 	Candidates    int                   `yaml:"candidates,omitempty"`
 	Generations   int                   `yaml:"generations,omitempty"`
+	// Switches is the number of balancers, from the first on, that stand behind a software switch.
+	// Cases with different numbers of switches have different labs.
+	Switches int `yaml:"switches,omitempty"`
 	// Infer is for placements that infer. Its times are emulated.
 	Infer  *desired.Infer `yaml:"infer,omitempty"`
 	Accept desired.Accept `yaml:"accept,omitempty"`
@@ -496,6 +500,9 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Feedback < 0 {
 		fail("feedback", "must not be negative")
 	}
+	if c.Switches != 0 && (c.Direct || kind == KindForward) {
+		fail("switches", "is only for cases with balancers in a lab")
+	}
 	switch c.Packets {
 	case "":
 	case PacketsKnown, PacketsSYN, PacketsMix:
@@ -516,7 +523,11 @@ func (e *Experiment) topologyProblem() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {
-			if err := s.at(point).topology(notBuilt).Validate(); err != nil {
+			topology := s.at(point).topology(notBuilt)
+			for _, c := range e.Cases {
+				topology.Switches = max(topology.Switches, c.Switches)
+			}
+			if err := topology.Validate(); err != nil {
 				errs.Addf("", "at the point %v: %v", point, err)
 				return errs
 			}

@@ -102,6 +102,15 @@ func TestBadExperiments(t *testing.T) {
 		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, at-most: 1, beyond-simulated: 0.1}]\n": "" +
 			"not with at-least or at-most",
 
+		good + "claims: [{text: x, quantity: mean, of: sc, agree: true}]\n":             "claims[0].agree",
+		good + "claims: [{text: x, quantity: failed, of: sc, over: sc, agree: true}]\n": "claims[0].agree",
+		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, agree: true, at-most: 1}]\n": "" +
+			"not with at-least",
+		good + "seeds: 1\nclaims: [{text: x, quantity: mean, of: sc, over: sc, agree: true}]\n": "" +
+			"needs at least 2 seeds",
+		one + "[{name: sc, switches: 2}]\n":              `switches "2": must be 0 to 1, the number of balancers`,
+		one + "[{name: d, direct: true, switches: 1}]\n": "cases[0].switches",
+
 		good + "layouts: [{ratio: 1, cores: [1]}]\n":                "layouts: are only for the axis ratio",
 		good + "axis: ratio\n":                                      "layouts: the ratio 0.5 is missing",
 		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [0]}]\n": "layouts[0].cores",

@@ -81,3 +81,25 @@ func TestClaimBySimulation(t *testing.T) {
 		t.Errorf("%+v, want the point 4, which does not meet it", c)
 	}
 }
+
+// TestClaimOfAgreement requires the mean of one case to be in the confidence interval of another
+// one. For three seeds with the means 0.9, 1 and 1.1, half of the interval is 4.303·0.1/√3 = 0.248.
+func TestClaimOfAgreement(t *testing.T) {
+	for mean, met := range map[float64]bool{1.24: true, 0.76: true, 1.26: false, 0.74: false} {
+		r := measuredRuns(map[string][]float64{
+			"a": {mean - 0.5, mean, mean + 0.5}, "b": {0.9, 1, 1.1}, "c": {2},
+		}, map[string]float64{"a": 0.3, "b": 0.3})
+		c := Claim{Quantity: "mean", Of: "a", Over: "b", Agree: true}
+		c.judge(r)
+		if c.Met == nil || *c.Met != met || math.Abs(*c.Measured-mean) > 1e-9 || math.Abs(*c.Half-0.248) > 1e-3 {
+			t.Errorf("mean %v: %+v, want met %v", mean, c, met)
+		}
+		if want := "mean(a) / mean(b), at each point, = 1 within the 95% confidence interval of mean(b)"; c.Condition != want {
+			t.Errorf("the condition is %q, want %q", c.Condition, want)
+		}
+		c.Over = "c"
+		if c.judge(r); c.Met != nil {
+			t.Error("a claim about a case with one seed is judged")
+		}
+	}
+}

@@ -63,6 +63,9 @@ type Claim struct {
 	// BeyondSimulated is the largest difference by which the ratio of Of to Over may exceed the
 	// simulated ratio at any point.
 	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
+	// Agree demands at each point that Of is within the 95% confidence interval of Over. So the
+	// noise of Of cannot widen the interval.
+	Agree bool `json:"agree,omitempty" yaml:"agree"`
 
 	// Condition is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Condition string `json:"holds,omitempty" yaml:"-"`
@@ -72,6 +75,7 @@ type Claim struct {
 	// not have, and if Over is simulation. Model is also absent for
 	// quantities other than the mean, and for cases that the model does not have.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
+	Half      *float64 `json:"half,omitempty" yaml:"-"` // half of the interval, relative to Over; for Agree
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
 	Model     *float64 `json:"model,omitempty" yaml:"-"`
 	Met       *bool    `json:"met,omitempty" yaml:"-"`

@@ -206,15 +206,15 @@ type rig struct {
 
 // labKind has the properties by which labs differ. Runs with the same labKind can share a lab.
 type labKind struct {
-	servers, balancers, buckets int
-	speed, capacity             float64
+	servers, balancers, buckets, switches int
+	speed, capacity                       float64
 }
 
 // prepare makes a lab for a run of the case, unless there is one that fits. A case that infers
 // needs a new lab for each run, because its balancers must not know the servers from an earlier
 // run.
 func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
-	want := labKind{s.present, s.Balancers, s.Buckets, s.Speed, s.capacity(s.present)}
+	want := labKind{s.present, s.Balancers, s.Buckets, c.Switches, s.Speed, s.capacity(s.present)}
 	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
 		b.inferred[c.Name] = c.Placement.Infers()
 		return nil
@@ -228,7 +228,9 @@ func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
 		return err
 	}
 	b.guard = guard
-	built, err := lab.Up(ctx, s.topology(name), lab.Options{Progress: b.progress})
+	topology := s.topology(name)
+	topology.Switches = c.Switches
+	built, err := lab.Up(ctx, topology, lab.Options{Progress: b.progress})
 	if err != nil {
 		return errors.Join(err, b.close())
 	}

@@ -191,7 +191,7 @@ const notBuilt = "x"
 
 // topology returns the lab of the settings. Each case is a service with a VIP of its own, except
 // those that send requests directly to servers. If all do, the lab is bare: no balancers and agents
-// run.
+// run. The lab has no switches, which depend on the case.
 func (s settings) topology(name string) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present
@@ -240,7 +240,8 @@ func (c Case) service(i int, s settings) lab.Service {
 		Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP,
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
 		Placement:     c.Placement, Selection: c.Selection, Persistence: c.Persistence, Candidates: c.Candidates,
-		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
+		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, BucketHash: c.BucketHash,
+		Accept: c.accept(s), Load: c.Source,
 	}
 	switch {
 	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}): // no default needed
