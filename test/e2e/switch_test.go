@@ -99,7 +99,11 @@ func TestSwitch(t *testing.T) {
 	if n := forwardedByHost(t, l) - before; n > 0 {
 		t.Errorf("%d packets passed to the host behind the switch", n)
 	}
-	requireNoDrops(t, l)
+	// The answer to a probe may wait in the switch for so long that the next probe has begun.
+	requireNoDropsBut(t, l, "drop_sender")
+	in, out, err := l.SwitchFrames()
+	must(t, err)
+	t.Logf("%d requests: the switch sent %d frames, and %d frames found a full queue", *switchRequests, out, in-out)
 }
 
 // transfer makes the nth request to a service: downloads and uploads in turn. The first eight of 400
