@@ -77,7 +77,7 @@ func (b *Balancer) tellSwitch() {
 func (b *Balancer) offloaded() (services []*service) {
 	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		svc := b.services.byName[name]
-		if svc.FitsSwitch() && svc.rule.Buckets > 0 && !svc.rule.HasFormerFlows() {
+		if svc.WhyNotOnSwitch() == "" && svc.rule.Buckets > 0 && !svc.rule.HasFormerFlows() {
 			services = append(services, svc)
 		}
 	}

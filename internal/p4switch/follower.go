@@ -4,7 +4,6 @@ package p4switch
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -57,7 +56,7 @@ func (f *Follower) Run(ctx context.Context, contents <-chan *Content) error {
 func (f *Follower) follow(ctx context.Context, contents <-chan *Content, last **Content) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	client, err := Dial(ctx, f.to.Address, f.to.Device, f.to.ElectionID)
+	client, err := Dial(ctx, &f.to)
 	if err != nil {
 		return err
 	}
@@ -77,7 +76,7 @@ func (f *Follower) follow(ctx context.Context, contents <-chan *Content, last **
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-client.ended:
-			return errors.Join(errors.New("the switch has ended the connection"), client.err)
+			return client.err
 		case *last = <-contents:
 		}
 	}

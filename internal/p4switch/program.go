@@ -42,10 +42,11 @@ func (v Value) canonical() Value {
 
 // program translates between entries and the messages of P4Runtime, which have numbers for names.
 type program struct {
-	info    *configv1.P4Info
-	tables  map[string]*configv1.Table
-	actions map[string]*configv1.Action
-	byID    struct {
+	info     *configv1.P4Info
+	tables   map[string]*configv1.Table
+	actions  map[string]*configv1.Action
+	counters map[string]*configv1.Counter
+	byID     struct {
 		tables  map[uint32]*configv1.Table
 		actions map[uint32]*configv1.Action
 	}
@@ -57,13 +58,19 @@ func newProgram(text []byte) (*program, error) {
 	if err := prototext.Unmarshal(text, info); err != nil {
 		return nil, fmt.Errorf("P4Info: %w", err)
 	}
-	p := &program{info: info, tables: map[string]*configv1.Table{}, actions: map[string]*configv1.Action{}}
+	p := &program{
+		info: info, tables: map[string]*configv1.Table{}, actions: map[string]*configv1.Action{},
+		counters: map[string]*configv1.Counter{},
+	}
 	p.byID.tables, p.byID.actions = map[uint32]*configv1.Table{}, map[uint32]*configv1.Action{}
 	for _, t := range info.Tables {
 		p.tables[t.Preamble.Alias], p.byID.tables[t.Preamble.Id] = t, t
 	}
 	for _, a := range info.Actions {
 		p.actions[a.Preamble.Alias], p.byID.actions[a.Preamble.Id] = a, a
+	}
+	for _, c := range info.Counters {
+		p.counters[c.Preamble.Alias] = c
 	}
 	return p, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/testhost"
@@ -169,7 +170,7 @@ func (o *tail) Write(text []byte) (int, error) {
 func dial(t testing.TB, address string) *p4switch.Client {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		c, err := p4switch.Dial(context.Background(), address, 0, 1)
+		c, err := p4switch.Dial(context.Background(), &desired.Switch{Address: address, ElectionID: 1})
 		if err == nil {
 			return c
 		}
