@@ -17,6 +17,7 @@ var reasons = [...]string{
 	"none", "forward_known", "forward_new", "forward_hunt", "forward_recover", "pass_from_host",
 	"pass_not_for_host", "pass_not_ip", "pass_no_service", "pass_protocol", "pass_fragment",
 	"pass_malformed", "pass_flags", "pass_no_server", "pass_hop_limit", "pass_too_big", "drop_port",
+	"pass_no_server_id",
 }
 
 // The counters of the program: p4/v1model.p4.
@@ -34,9 +35,24 @@ func (r *Reader) Reasons(ctx context.Context) ([]datapath.ReasonCount, error) {
 		counts[i].Reason, wanted[i] = reasons[i+1], uint16(i+1)
 	}
 	err := r.count(ctx, countedReasons, wanted, func(index uint16, data *p4v1.CounterData) {
-		counts[index-1].Packets, counts[index-1].Bytes = uint64(data.PacketCount), uint64(data.ByteCount)
+		counts[index-1].Packets, counts[index-1].Bytes = uint64(data.GetPacketCount()), uint64(data.GetByteCount())
 	})
 	return counts, err
+}
+
+// Servers calls found for each server, with the packets that the switch has sent to it first, and the
+// bytes of their frames without the encapsulation.
+func (r *Reader) Servers(
+	ctx context.Context, servers []*Server, found func(server *Server, packets, bytes uint64),
+) error {
+	bySlot, slots := map[uint16]*Server{}, []uint16{}
+	for _, server := range servers {
+		bySlot[server.Slot] = server
+		slots = append(slots, server.Slot)
+	}
+	return r.count(ctx, countedServers, slots, func(slot uint16, data *p4v1.CounterData) {
+		found(bySlot[slot], uint64(data.GetPacketCount()), uint64(data.GetByteCount()))
+	})
 }
 
 // count reads counters with these indexes. It calls found for each.
@@ -46,6 +62,9 @@ func (r *Reader) count(
 	c := r.program.counters[counter]
 	if c == nil {
 		return fmt.Errorf("the program has no counter %s", counter)
+	}
+	if len(indexes) == 0 {
+		return nil
 	}
 	wanted := make([]*p4v1.Entity, len(indexes))
 	isWanted := map[int64]bool{}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,27 +19,34 @@ const patience = time.Minute
 // follow runs a follower of a switch until the test ends.
 func follow(t *testing.T, f *fake, election uint64) chan<- *Content {
 	t.Helper()
+	_, contents, _ := startFollower(t, f, election)
+	return contents
+}
+
+func startFollower(t *testing.T, f *fake, election uint64) (follower *Follower, to chan<- *Content, stop func()) {
+	t.Helper()
 	contents := make(chan *Content)
-	follower := NewFollower(&desired.Switch{Address: f.address, ElectionID: election}, slog.New(slog.DiscardHandler))
+	follower = NewFollower(&desired.Switch{Address: f.address, ElectionID: election}, slog.New(slog.DiscardHandler))
 	follower.retry = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- follower.Run(ctx, contents) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
-	return contents
+	t.Cleanup(stop)
+	return follower, contents, stop
 }
 
-// await waits until the switch has the content.
-func (f *fake) await(what string, c *Content) {
+// await waits until the switch has the content of which this is the view.
+func (f *fake) await(what string, view map[string]string) {
 	f.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		f.mu.Lock()
-		has := maps.Equal(f.view(), viewOf(c))
+		has := maps.Equal(f.view(), view)
 		f.mu.Unlock()
 		if has {
 			return
@@ -56,13 +64,14 @@ func TestFollower(t *testing.T) {
 	f.stop()
 	contents := follow(t, f, 1)
 	first, second := contentOf(t, []uint16{1, 2, 3}), contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	isFirst, isSecond := viewOf(first), viewOf(second) // the follower owns what it gets
 	f.start()
 	contents <- first
-	f.await("a switch that starts late", first)
+	f.await("a switch that starts late", isFirst)
 	f.stop()
 	f.config, f.tables = nil, map[string]string{}
 	f.start()
-	f.await("a switch without its entries", first)
+	f.await("a switch without its entries", isFirst)
 	f.mu.Lock()
 	f.most = f.writes + 20
 	f.mu.Unlock()
@@ -70,25 +79,29 @@ func TestFollower(t *testing.T) {
 	f.mu.Lock()
 	f.most = -1
 	f.mu.Unlock()
-	f.await("a switch that has refused entries", second)
+	f.await("a switch that has refused entries", isSecond)
 }
 
 // A controller with a lower election ID waits until the other one has gone.
 func TestFollowerWaits(t *testing.T) {
 	f := startFake(t)
 	first := contentOf(t, []uint16{1, 2, 3})
-	follow(t, f, 7) <- first
-	f.await("the primary controller", first)
+	isFirst := viewOf(first)
+	_, primary, stop := startFollower(t, f, 7)
+	primary <- first
+	f.await("the primary controller", isFirst)
 	contents := follow(t, f, 6)
 	select {
 	case contents <- contentOf(t, []uint16{4, 5}):
 		t.Fatal("the other controller took a content")
 	case <-time.After(200 * time.Millisecond):
 	}
+	stop()
 	f.mu.Lock()
 	f.primary = 0
 	f.mu.Unlock()
 	second := contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	isSecond := viewOf(second)
 	contents <- second
-	f.await("the other controller", second)
+	f.await("the other controller", isSecond)
 }

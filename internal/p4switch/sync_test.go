@@ -18,6 +18,8 @@ import (
 
 var vip = netip.MustParseAddr("2001:db8:80::1")
 
+func nameOf(slot uint16) string { return fmt.Sprintf("s%02d", slot) }
+
 // contentOf returns the content for a service with two candidates, whose sets of servers have been
 // these, the present one first. Slots are the numbers of servers.
 func contentOf(t testing.TB, sets ...[]uint16) *Content {
@@ -33,7 +35,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 	for i, servers := range sets {
 		set := serversets.Set{Placement: svc.Placement, Buckets: svc.Buckets, Candidates: svc.Candidates}
 		for _, number := range servers {
-			set.Servers = append(set.Servers, serversets.Server{Name: fmt.Sprintf("s%02d", number), Weight: 1})
+			set.Servers = append(set.Servers, serversets.Server{Name: nameOf(number), Weight: 1})
 		}
 		stored = append(stored, set)
 		table, err := set.Table()
@@ -48,7 +50,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 			}
 		}
 	}
-	s.Digest = serversets.Digest(stored, len(sets))
+	s.Generation, s.Digest = uint64(len(sets)), serversets.Digest(stored, len(sets))
 	c := &Content{
 		Network: 1, Host: 2, MAC: [6]byte{2, 0, 0, 0, 0, 2}, Source: netip.MustParseAddr("fd00:6c:0:1::"),
 		Services: []*Service{s},
@@ -56,7 +58,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 	for _, number := range sets[0] {
 		s.Servers[number] = Condition{Takes: true, Reachable: true}
 		c.Servers = append(c.Servers, &Server{
-			Slot: number, Locator: netip.MustParseAddr(fmt.Sprintf("fd00:5:0:%x::", number)),
+			Service: svc.Name, Name: nameOf(number), Slot: number, Locator: netip.MustParseAddr(fmt.Sprintf("fd00:5:0:%x::", number)),
 			Hop: NextHop{Port: 1, MAC: [6]byte{2, 1, 0, 0, 0, byte(number)}, MTU: 1500},
 		})
 	}
