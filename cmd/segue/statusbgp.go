@@ -21,7 +21,7 @@ import (
 type balancerStatus struct {
 	*inspect.Snapshot
 	BGP    *bgp.State      `json:"bgp,omitempty"`    // nil: no process answers, or it does not announce its VIPs
-	Switch *p4switch.State `json:"switch,omitempty"` // nil: no process answers, or there is no switch
+	Switch *p4switch.Status `json:"switch,omitempty"` // nil: no process answers, or there is no switch
 }
 
 // RatesSince sets the rates since an earlier status.

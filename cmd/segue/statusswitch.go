@@ -22,7 +22,7 @@ const switchPatience = 3 * time.Second
 // readSwitch asks the process of a balancer for the state of its switch, with one of its services, or
 // with all if the name is empty. It returns nil if the process does not answer, or if there is no
 // switch.
-func readSwitch(ctx context.Context, instance, service string) *p4switch.State {
+func readSwitch(ctx context.Context, instance, service string) *p4switch.Status {
 	ctx, cancel := context.WithTimeout(ctx, switchPatience)
 	defer cancel()
 	s, err := api.NewClient(instance).Switch(ctx)
@@ -30,7 +30,7 @@ func readSwitch(ctx context.Context, instance, service string) *p4switch.State {
 		return nil
 	}
 	if service != "" {
-		s.Services = slices.DeleteFunc(s.Services, func(s p4switch.ServiceState) bool { return s.Name != service })
+		s.Services = slices.DeleteFunc(s.Services, func(s p4switch.ServiceStatus) bool { return s.Name != service })
 		s.Passed = slices.DeleteFunc(s.Passed, func(s p4switch.PassedService) bool { return s.Name != service })
 	}
 	return s
@@ -67,7 +67,7 @@ func printSwitch(out io.Writer, all *balancerStatus) error {
 	return printReasons(out, "reason of the switch", s.Reasons)
 }
 
-func describeFollowing(s *p4switch.State) string {
+func describeFollowing(s *p4switch.Status) string {
 	if s.Follows {
 		return "follows"
 	}
@@ -75,7 +75,7 @@ func describeFollowing(s *p4switch.State) string {
 }
 
 // describeRows returns the generation whose rows are in force on the switch.
-func describeRows(s *p4switch.ServiceState) string {
+func describeRows(s *p4switch.ServiceStatus) string {
 	switch {
 	case s.Generation != nil:
 		return fmt.Sprintf("generation %d, %s", *s.Generation, s.Digest)

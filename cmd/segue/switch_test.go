@@ -18,12 +18,12 @@ import (
 
 // someSwitches are states of a switch: one that follows, one that does not, and one that cannot be
 // reached since the process has started.
-func someSwitches() []*p4switch.State {
+func someSwitches() []*p4switch.Status {
 	at := time.Unix(950, 0).UTC()
-	return []*p4switch.State{
+	return []*p4switch.Status{
 		{
 			Address: "192.0.2.9:9559", ElectionID: 1, Follows: true, Since: at, Entries: 262211,
-			Services: []p4switch.ServiceState{{Name: "web", Entries: 262144, Generation: new(uint64(3)), Digest: "9c1f7e02"}},
+			Services: []p4switch.ServiceStatus{{Name: "web", Entries: 262144, Generation: new(uint64(3)), Digest: "9c1f7e02"}},
 			Passed:   []p4switch.PassedService{{Name: "dns", Reason: "persistence table"}},
 			Reasons: []datapath.ReasonCount{
 				{Reason: "forward_hunt", Packets: 1200, Bytes: 96000, Rate: &datapath.Rate{Packets: 12, Bits: 7680}},
@@ -32,7 +32,7 @@ func someSwitches() []*p4switch.State {
 		},
 		{
 			Address: "unix:/run/switch", Device: 4, ElectionID: 7, Since: at, Problem: "the switch refuses to add the entry", Entries: 9,
-			Services: []p4switch.ServiceState{
+			Services: []p4switch.ServiceStatus{
 				{Name: "web", Entries: 8, Generation: new(uint64(2)), Digest: "00000001"}, {Name: "web4", Entries: 1}, {Name: "new"},
 			},
 			Uncounted: "connection refused",

@@ -13,7 +13,7 @@ import (
 
 // Switch is the switch in front of the balancer.
 type Switch interface {
-	State(context.Context) *p4switch.State
+	Status(context.Context) *p4switch.Status
 }
 
 func (b *balancerAPI) registerSwitch(api huma.API) {
@@ -24,14 +24,14 @@ func (b *balancerAPI) registerSwitch(api huma.API) {
 	}, b.getSwitch)
 }
 
-func (b *balancerAPI) getSwitch(ctx context.Context, _ *struct{}) (*body[p4switch.State], error) {
+func (b *balancerAPI) getSwitch(ctx context.Context, _ *struct{}) (*body[p4switch.Status], error) {
 	if b.Switch == nil {
 		return nil, huma.Error404NotFound("the balancer has no switch: its file has no section node.switch")
 	}
-	return &body[p4switch.State]{*b.Switch.State(ctx)}, nil
+	return &body[p4switch.Status]{*b.Switch.Status(ctx)}, nil
 }
 
 // Switch returns what the switch in front of the balancer has.
-func (c *Client) Switch(ctx context.Context) (state *p4switch.State, err error) {
+func (c *Client) Switch(ctx context.Context) (state *p4switch.Status, err error) {
 	return state, c.call(ctx, http.MethodGet, "/v1/switch", nil, &state)
 }

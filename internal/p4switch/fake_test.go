@@ -20,7 +20,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
-	"github.com/segue-lb/segue/p4"
 )
 
 // fake is a switch without a data plane: it keeps entries as P4Runtime 1.4 demands (section 9.1).
@@ -56,7 +55,7 @@ func startFakeAt(t testing.TB, address string, options ...grpc.ServerOption) *fa
 		address: address, options: options,
 	}
 	var err error
-	f.program, err = newProgram(p4.Info)
+	f.program, err = ours()
 	testhost.Must(t, err)
 	f.start()
 	t.Cleanup(f.stop)

@@ -25,7 +25,7 @@ type Follower struct {
 	known map[uint16]version // the versions of services that were in force
 
 	mu       sync.Mutex
-	state    State
+	state    Status
 	servers  []*Server // of the content that the switch has
 	failures int
 }
@@ -34,9 +34,9 @@ type Follower struct {
 func NewFollower(to *desired.Switch, log *slog.Logger) *Follower {
 	return &Follower{
 		to: *to, log: log, retry: retryInterval, known: map[uint16]version{},
-		state: State{
+		state: Status{
 			Address: to.Address, Device: to.Device, ElectionID: to.ElectionID, Since: time.Now(),
-			Services: []ServiceState{}, Passed: []PassedService{},
+			Services: []ServiceStatus{}, Passed: []PassedService{},
 		},
 	}
 }

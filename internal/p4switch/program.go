@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	configv1 "github.com/p4lang/p4runtime/go/p4/config/v1"
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"google.golang.org/protobuf/encoding/prototext"
+
+	"github.com/segue-lb/segue/p4"
 )
 
 // Entry is an entry of a table, by the names of P4Info. The entry of a table without a key is the
@@ -51,6 +54,9 @@ type program struct {
 		actions map[uint32]*configv1.Action
 	}
 }
+
+// ours is the program of this build.
+var ours = sync.OnceValues(func() (*program, error) { return newProgram(p4.Info) })
 
 // newProgram reads a description in the text format.
 func newProgram(text []byte) (*program, error) {

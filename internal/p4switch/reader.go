@@ -39,7 +39,7 @@ type Reader struct {
 // NewReader returns a reader of a switch. It connects when it is used. It returns an error if a file
 // of the configuration cannot be used.
 func NewReader(to *desired.Switch) (*Reader, error) {
-	program, err := newProgram(p4.Info)
+	program, err := ours()
 	if err != nil {
 		return nil, err
 	}

@@ -19,8 +19,8 @@ import (
 // countPatience is how long a switch may take to answer with its counters.
 const countPatience = 2 * time.Second
 
-// State is what a controller knows of its switch.
-type State struct {
+// Status is what a controller knows of its switch.
+type Status struct {
 	Address    string `json:"address"`
 	Device     uint64 `json:"device"`
 	ElectionID uint64 `json:"election_id" doc:"of this controller"`
@@ -30,15 +30,15 @@ type State struct {
 	Since time.Time `json:"since" doc:"when follows last changed"`
 	// Entries is how many the switch had when they were last known.
 	Entries  int             `json:"entries" doc:"in all tables of the switch"`
-	Services []ServiceState  `json:"services" nullable:"false" doc:"services that the switch balances"`
+	Services []ServiceStatus  `json:"services" nullable:"false" doc:"services that the switch balances"`
 	Passed   []PassedService `json:"passed_services" nullable:"false" doc:"services whose packets all pass to the host"`
 	// Reasons are the counters of the switch. Bytes are of whole frames.
 	Reasons   []datapath.ReasonCount `json:"reasons" nullable:"false" doc:"packets and bytes of frames by reason, since the switch began to run the program"`
 	Uncounted string                 `json:"uncounted,omitempty" doc:"why reasons is empty"`
 }
 
-// ServiceState is what a switch has of a service.
-type ServiceState struct {
+// ServiceStatus is what a switch has of a service.
+type ServiceStatus struct {
 	Name string `json:"name"`
 	// Entries counts the entries by which packets find servers.
 	Entries int `json:"entries" doc:"by which packets of the service find servers on the switch"`
@@ -55,7 +55,7 @@ type PassedService struct {
 }
 
 // RatesSince sets the rates of the counters since an earlier state.
-func (s *State) RatesSince(earlier *State, interval time.Duration) {
+func (s *Status) RatesSince(earlier *Status, interval time.Duration) {
 	before := map[string]datapath.ReasonCount{}
 	for _, count := range earlier.Reasons {
 		before[count.Reason] = count
@@ -148,9 +148,9 @@ type version struct {
 // note stores what the switch has of the services of a content.
 func (f *Follower) note(s *Switch, c *Content) {
 	maps.Copy(f.known, s.inForce)
-	found, services := s.sums(), []ServiceState{}
+	found, services := s.sums(), []ServiceStatus{}
 	for _, service := range c.Services {
-		state := ServiceState{Name: service.Name, Entries: found[service.Number].entries}
+		state := ServiceStatus{Name: service.Name, Entries: found[service.Number].entries}
 		known, isKnown := f.known[service.Number]
 		if isKnown && state.Entries > 0 && found[service.Number] == known.sum {
 			state.Generation, state.Digest = &known.generation, fmt.Sprintf("%08x", known.digest)
@@ -163,8 +163,8 @@ func (f *Follower) note(s *Switch, c *Content) {
 	f.servers = c.Servers
 }
 
-// State returns what is known of the switch, with its counters, which it reads now.
-func (f *Follower) State(ctx context.Context) *State {
+// Status returns what is known of the switch, with its counters, which it reads now.
+func (f *Follower) Status(ctx context.Context) *Status {
 	counts, err := f.reasons(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()

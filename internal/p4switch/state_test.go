@@ -16,10 +16,10 @@ import (
 )
 
 // awaitState waits until the state of a follower is as wanted.
-func awaitState(t *testing.T, f *Follower, what string, isWanted func(*State) bool) (s *State) {
+func awaitState(t *testing.T, f *Follower, what string, isWanted func(*Status) bool) (s *Status) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if s = f.State(t.Context()); isWanted(s) {
+		if s = f.Status(t.Context()); isWanted(s) {
 			return s
 		}
 		if time.Now().After(deadline) {
@@ -28,15 +28,15 @@ func awaitState(t *testing.T, f *Follower, what string, isWanted func(*State) bo
 	}
 }
 
-func follows(s *State) bool { return s.Follows }
+func follows(s *Status) bool { return s.Follows }
 
 // hasProblem returns a function that tells whether the switch does not follow because of a problem.
-func hasProblem(text string) func(*State) bool {
-	return func(s *State) bool { return !s.Follows && strings.Contains(s.Problem, text) }
+func hasProblem(text string) func(*Status) bool {
+	return func(s *Status) bool { return !s.Follows && strings.Contains(s.Problem, text) }
 }
 
 // checkGeneration checks the generation in force on the switch; no content: another one than is known.
-func checkGeneration(t *testing.T, what string, s *State, c *Content) {
+func checkGeneration(t *testing.T, what string, s *Status, c *Content) {
 	t.Helper()
 	if len(s.Services) != 1 {
 		t.Fatalf("%s: services %v", what, s.Services)
@@ -122,7 +122,7 @@ func TestCounters(t *testing.T) {
 	contents <- contentOf(t, []uint16{1, 2})
 	before := awaitState(t, follower, "a new switch", follows)
 	f.set(countedReasons, 3, 9, 1000)
-	s := follower.State(t.Context())
+	s := follower.Status(t.Context())
 	s.RatesSince(before, 2*time.Second)
 	for reason, want := range map[string]datapath.ReasonCount{
 		"forward_hunt":   {Packets: 9, Bytes: 1000, Rate: &datapath.Rate{Packets: 1, Bits: 1200}},
