@@ -36,6 +36,7 @@ func NewFollower(to *desired.Switch, log *slog.Logger) *Follower {
 		to: *to, log: log, retry: retryInterval, known: map[uint16]version{},
 		state: Status{
 			Address: to.Address, Device: to.Device, ElectionID: to.ElectionID, Since: time.Now(),
+			Problem:  "the switch does not have all entries yet",
 			Services: []ServiceStatus{}, Passed: []PassedService{},
 		},
 	}

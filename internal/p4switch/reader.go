@@ -113,13 +113,17 @@ func (r *Reader) Lookup(ctx context.Context, table string, key ...Value) (found 
 
 func (r *Reader) readEntries(ctx context.Context, wanted *p4v1.TableEntry, found func(Entry)) error {
 	entity := &p4v1.Entity{Entity: &p4v1.Entity_TableEntry{TableEntry: wanted}}
-	return r.read(ctx, []*p4v1.Entity{entity}, func(entity *p4v1.Entity) error {
+	err := r.read(ctx, []*p4v1.Entity{entity}, func(entity *p4v1.Entity) error {
 		e, err := r.program.entry(entity.GetTableEntry())
 		if err == nil {
 			found(e)
 		}
 		return err
 	})
+	if err != nil {
+		return fmt.Errorf("table %s: %w", r.program.byID.tables[wanted.TableId].Preamble.Alias, err)
+	}
+	return nil
 }
 
 // read calls found for each entity with which the switch answers, until it returns an error.

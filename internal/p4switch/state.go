@@ -30,7 +30,7 @@ type Status struct {
 	Since time.Time `json:"since" doc:"when follows last changed"`
 	// Entries is how many the switch had when they were last known.
 	Entries  int             `json:"entries" doc:"in all tables of the switch"`
-	Services []ServiceStatus  `json:"services" nullable:"false" doc:"services that the switch balances"`
+	Services []ServiceStatus `json:"services" nullable:"false" doc:"services that the switch balances"`
 	Passed   []PassedService `json:"passed_services" nullable:"false" doc:"services whose packets all pass to the host"`
 	// Reasons are the counters of the switch. Bytes are of whole frames.
 	Reasons   []datapath.ReasonCount `json:"reasons" nullable:"false" doc:"packets and bytes of frames by reason, since the switch began to run the program"`

@@ -115,6 +115,20 @@ func TestSyncWritesDifferences(t *testing.T) {
 	}
 }
 
+// A switch may answer with a table of any size in one message.
+func TestOpenReadsLargeTables(t *testing.T) {
+	f := startFake(t)
+	testhost.Must(t, f.open(1).Sync(t.Context(), contentOf(t, []uint16{1, 2, 3})))
+	const rows = 40_000 // more than 4 MB, which gRPC takes by default
+	for bucket := range rows {
+		e := Entry{"rows", rowKey(9, 0, bucket, 16), "offer", offered{slots: []uint16{1, 2}, columns: []int{0, 1}}.params()}
+		f.tables["rows "+e.key()] = e.value()
+	}
+	if s := f.open(2); s.Size() < rows {
+		t.Errorf("%d entries were read", s.Size())
+	}
+}
+
 // A program with the same tables that is not the one of this build is replaced.
 func TestOpenReplacesAnotherProgram(t *testing.T) {
 	f := startFake(t)
