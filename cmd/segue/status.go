@@ -52,6 +52,9 @@ The process of a balancer sweeps the flow tables every five seconds, and counts 
 Status shows the numbers of the last sweep, and how long ago it was. It shows "-" for a
 server that is newer than the last sweep.
 
+If there is a switch in front of the balancer, the process tells what the switch has. Status
+reads its packet counters through the process, too.
+
 For an interface in another network namespace, status shows the index, such as #7.
 
 With --service it shows only that service. The other lines are those of the whole instance.

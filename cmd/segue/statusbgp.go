@@ -20,7 +20,7 @@ import (
 // balancerStatus is the state of a balancer's tables, of its BGP speaker and of its switch.
 type balancerStatus struct {
 	*inspect.Snapshot
-	BGP    *bgp.State      `json:"bgp,omitempty"`    // nil: no process answers, or it does not announce its VIPs
+	BGP    *bgp.State       `json:"bgp,omitempty"`    // nil: no process answers, or it does not announce its VIPs
 	Switch *p4switch.Status `json:"switch,omitempty"` // nil: no process answers, or there is no switch
 }
 

@@ -312,6 +312,8 @@ func trace(ctx context.Context, instance string, packet inspect.Packet, kind str
 	joined := &joinedTrace{Trace: t}
 	to, err := findSwitch(instance)
 	if to != nil {
+		ctx, cancel := context.WithTimeout(ctx, tracePatience)
+		defer cancel()
 		joined.passSwitch(p4switch.TracePacket(ctx, to, packet, view.ServerName))
 	}
 	return joined, err

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/rundir"
 )
+
+// tracePatience is how long trace waits for the switch.
+const tracePatience = 10 * time.Second
 
 // findSwitch returns the switch in front of a balancer, or nil if there is none, or if no process runs
 // the instance.

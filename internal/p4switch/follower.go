@@ -21,8 +21,10 @@ const retryInterval = 2 * time.Second
 type Follower struct {
 	to    desired.Switch
 	log   *slog.Logger
-	retry time.Duration      // retryInterval
-	known map[uint16]version // the versions of services that were in force
+	retry time.Duration // retryInterval
+	// patience is countPatience.
+	patience time.Duration
+	known    map[uint16]version // the versions of services that were in force
 
 	mu       sync.Mutex
 	state    Status
@@ -33,7 +35,7 @@ type Follower struct {
 // NewFollower returns a follower of the switch that a configuration names.
 func NewFollower(to *desired.Switch, log *slog.Logger) *Follower {
 	return &Follower{
-		to: *to, log: log, retry: retryInterval, known: map[uint16]version{},
+		to: *to, log: log, retry: retryInterval, patience: countPatience, known: map[uint16]version{},
 		state: Status{
 			Address: to.Address, Device: to.Device, ElectionID: to.ElectionID, Since: time.Now(),
 			Problem:  "the switch does not have all entries yet",
@@ -176,7 +178,9 @@ func (f *Follower) Collect(out chan<- prometheus.Metric) {
 			put(generationMetric, prometheus.GaugeValue, float64(*service.Generation), service.Name, service.Digest)
 		}
 	}
-	_ = withReader(context.Background(), &f.to, func(ctx context.Context, r *Reader) error {
+	ctx, cancel := context.WithTimeout(context.Background(), f.patience)
+	defer cancel()
+	_ = withReader(&f.to, func(r *Reader) error {
 		counts, err := r.Reasons(ctx)
 		if err != nil {
 			return err

@@ -27,7 +27,7 @@ func startFollower(t *testing.T, f *fake, election uint64) (follower *Follower, 
 	t.Helper()
 	contents := make(chan *Content)
 	follower = NewFollower(&desired.Switch{Address: f.address, ElectionID: election}, slog.New(slog.DiscardHandler))
-	follower.retry = 10 * time.Millisecond
+	follower.retry, follower.patience = 10*time.Millisecond, patience
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- follower.Run(ctx, contents) }()

@@ -177,7 +177,9 @@ func (f *Follower) Status(ctx context.Context) *Status {
 }
 
 func (f *Follower) reasons(ctx context.Context) (counts []datapath.ReasonCount, err error) {
-	err = withReader(ctx, &f.to, func(ctx context.Context, r *Reader) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, f.patience)
+	defer cancel()
+	err = withReader(&f.to, func(r *Reader) (err error) {
 		counts, err = r.Reasons(ctx)
 		return err
 	})
@@ -186,13 +188,11 @@ func (f *Follower) reasons(ctx context.Context) (counts []datapath.ReasonCount, 
 
 // withReader calls a function with a connection of its own: it works also while another controller
 // is the primary one, and reads the certificates anew.
-func withReader(ctx context.Context, to *desired.Switch, do func(context.Context, *Reader) error) error {
-	ctx, cancel := context.WithTimeout(ctx, countPatience)
-	defer cancel()
+func withReader(to *desired.Switch, do func(*Reader) error) error {
 	r, err := NewReader(to)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	return do(ctx, r)
+	return do(r)
 }

@@ -74,7 +74,7 @@ func (f fields) number(name string) int { return int(f[name].number()) }
 // nameOf returns the name of the server in a slot.
 func TracePacket(ctx context.Context, to *desired.Switch, p inspect.Packet, nameOf func(slot uint16) string) *Trace {
 	t := &Trace{Address: to.Address, Lookups: []Lookup{}}
-	err := withReader(ctx, to, func(ctx context.Context, r *Reader) error {
+	err := withReader(to, func(r *Reader) error {
 		isRunning, err := r.runsProgram(ctx)
 		if err == nil && !isRunning {
 			err = errors.New("the switch does not run the program of this build")
