@@ -54,18 +54,10 @@ type PassedService struct {
 	Reason string `json:"reason" example:"persistence table"`
 }
 
-// RatesSince sets the rates of the counters since an earlier state.
+// RatesSince sets the rates of the counters since an earlier status that has them.
 func (s *Status) RatesSince(earlier *Status, interval time.Duration) {
-	before := map[string]datapath.ReasonCount{}
-	for _, count := range earlier.Reasons {
-		before[count.Reason] = count
-	}
-	for i := range s.Reasons {
-		now := &s.Reasons[i]
-		old, isKnown := before[now.Reason]
-		if isKnown {
-			now.Rate = datapath.NewRate(datapath.Growth(now.Packets, old.Packets), datapath.Growth(now.Bytes, old.Bytes), interval)
-		}
+	if len(earlier.Reasons) > 0 {
+		datapath.SetRates(s.Reasons, earlier.Reasons, interval)
 	}
 }
 
