@@ -146,8 +146,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		metrics.MustRegister(announcer)
 		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
 	}
+	var offload api.Switch
 	if contents := b.Contents(); contents != nil {
 		follower := p4switch.NewFollower(cfg.Node.Switch, log)
+		offload = follower
+		recorder.SetSwitch(cfg.Node.Switch)
 		metrics.MustRegister(follower)
 		group.Go(func() error { return follower.Run(ctx, contents) })
 	}
@@ -158,6 +161,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		case <-b.Ready():
 			handler.Start(api.Balancer{
 				Control: controller, Source: view.List, Reload: reload, Events: stream, Speaker: speaker,
+				Switch: offload,
 			}.Handler())
 		case <-ctx.Done():
 		}

@@ -52,6 +52,9 @@ The process of a balancer sweeps the flow tables every five seconds, and counts 
 Status shows the numbers of the last sweep, and how long ago it was. It shows "-" for a
 server that is newer than the last sweep.
 
+If there is a switch in front of the balancer, the process tells what the switch has. Status
+reads its packet counters through the process, too.
+
 For an interface in another network namespace, status shows the index, such as #7.
 
 With --service it shows only that service. The other lines are those of the whole instance.
@@ -106,7 +109,9 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 		if err != nil {
 			return nil, err
 		}
-		return &balancerStatus{snapshot, readBGP(ctx, instance.Name)}, nil
+		return &balancerStatus{
+			snapshot, readBGP(ctx, instance.Name), readSwitch(ctx, instance.Name, o.service),
+		}, nil
 	}, printBalancer)
 }
 
@@ -282,12 +287,12 @@ func interfaceName(name string, index int) string {
 // the order of reports"). So after 1.5 s, which rounds to 2 s, the weight is below 1/512.
 const weightless = 2 * time.Second
 
-// printReasons prints a table of the reasons under which the data path has counted packets.
-func printReasons(out io.Writer, s *datapath.Snapshot) error {
+// printReasons prints a table of the reasons under which a data path has counted packets.
+func printReasons(out io.Writer, title string, reasons []datapath.ReasonCount) error {
 	fmt.Fprintln(out)
 	table := newTable(out)
-	table.row("reason", "packets", "bytes", "packets/s", "bits/s")
-	for _, r := range s.Reasons {
+	table.row(title, "packets", "bytes", "packets/s", "bits/s")
+	for _, r := range reasons {
 		if r.Packets == 0 {
 			continue
 		}

@@ -25,7 +25,7 @@ func printAgent(out io.Writer, s *agent.Snapshot) error {
 	}
 	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d did not fit\n",
 		s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
-	return printReasons(out, &s.Snapshot)
+	return printReasons(out, "reason", s.Reasons)
 }
 
 // printPresence prints a table of the services: whether the server has the VIP and a socket that

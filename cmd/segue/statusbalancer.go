@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -36,7 +37,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 		fmt.Fprintf(out, "removed VIP: %s, its last service was removed %s ago, %s dropped since\n",
 			vip.VIP, wholeSeconds(vip.Age), wording.Count(int(vip.Packets), "packet"))
 	}
-	if err := printBGP(out, s.BGP, s.Time); err != nil {
+	if err := errors.Join(printBGP(out, s.BGP, s.Time), printSwitch(out, s)); err != nil {
 		return err
 	}
 	for _, service := range s.Services {
@@ -44,7 +45,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 			return err
 		}
 	}
-	return printReasons(out, &s.Snapshot.Snapshot)
+	return printReasons(out, "reason", s.Reasons)
 }
 
 // describeHints tells how full the hint table is.

@@ -13,17 +13,24 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// balancerStatus is the state of a balancer's tables, and of its BGP speaker.
+// balancerStatus is the state of a balancer's tables, of its BGP speaker and of its switch.
 type balancerStatus struct {
 	*inspect.Snapshot
-	BGP *bgp.State `json:"bgp,omitempty"` // nil: no process answers, or it does not announce its VIPs
+	BGP    *bgp.State       `json:"bgp,omitempty"`    // nil: no process answers, or it does not announce its VIPs
+	Switch *p4switch.Status `json:"switch,omitempty"` // nil: no process answers, or there is no switch
 }
 
 // RatesSince sets the rates since an earlier status.
-func (s *balancerStatus) RatesSince(earlier *balancerStatus) { s.Snapshot.RatesSince(earlier.Snapshot) }
+func (s *balancerStatus) RatesSince(earlier *balancerStatus) {
+	s.Snapshot.RatesSince(earlier.Snapshot)
+	if s.Switch != nil && earlier.Switch != nil {
+		s.Switch.RatesSince(earlier.Switch, s.Time.Sub(earlier.Time))
+	}
+}
 
 // bgpPatience is how long status waits for an answer of the process. The process answers at once,
 // unless it hangs or is starting.

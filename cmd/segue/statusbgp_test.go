@@ -50,7 +50,7 @@ func TestStatusOfBGP(t *testing.T) {
 func TestJSONOfBGP(t *testing.T) {
 	snapshot, _ := someSnapshots()
 	var out bytes.Buffer
-	testhost.Must(t, cli.PrintJSON(&out, &balancerStatus{snapshot, someBGP(time.Now())}))
+	testhost.Must(t, cli.PrintJSON(&out, &balancerStatus{Snapshot: snapshot, BGP: someBGP(time.Now())}))
 	var s struct {
 		Instance string
 		BGP      struct{ Routes []struct{ Reason string } }

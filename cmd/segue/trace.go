@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -39,6 +41,11 @@ func newTrace() *cobra.Command {
 flow's entry in the flow table, the encapsulation and the next hop. For a new flow it
 also shows the bucket and the chosen server. It sends nothing and changes nothing. It
 needs root.
+
+If there is a switch in front of the balancer, trace first shows the entries of the switch
+that the packet matches. If the switch sends the packet to a server, the packet does not
+come to the balancer's data path. Trace reads the switch as it is now. The process of the
+balancer must run, because it knows the switch.
 
 On a server, trace shows the state of a connection in the agent, the application's
 socket, and the verdict on a packet for each SID function. With --next it also shows
@@ -244,18 +251,17 @@ func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *
 	if err != nil {
 		return err
 	}
-	t, err := trace(instance, packet, o.kind)
+	joined, err := trace(cmd.Context(), instance, packet, o.kind)
 	if err != nil {
 		return err
 	}
-	joined := joinedTrace{Trace: t}
 	if o.ask != "" {
-		if joined.Agents, err = askAgents(cmd.Context(), o.ask, t); err != nil {
+		if joined.Agents, err = askAgents(cmd.Context(), o.ask, joined.Trace); err != nil {
 			return err
 		}
 		joined.follow()
 	}
-	if err := printJoined(cmd.OutOrStdout(), &joined, o.asJSON); err != nil {
+	if err := printJoined(cmd.OutOrStdout(), joined, o.asJSON); err != nil {
 		return err
 	}
 	return joined.unknown()
@@ -266,16 +272,27 @@ func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(out, j)
 	}
-	if err := printTrace(out, j.Trace); err != nil || j.Agents == nil {
-		return err
+	if j.Switch != nil {
+		if err := printSwitchTrace(out, j); err != nil {
+			return err
+		}
+	}
+	if !j.isSwitched() {
+		if err := printTrace(out, j.Trace); err != nil {
+			return err
+		}
+	}
+	if j.Agents == nil {
+		return nil
 	}
 	return printAgents(out, j)
 }
 
 // trace runs the data path of a balancer with a packet. A TCP packet of kind auto is a later packet
 // if it has TCP timestamps, or if the data path has an entry or a hint for the flow. Otherwise it
-// is a SYN.
-func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace, error) {
+// is a SYN. If there is a switch in front of the balancer, trace also finds what the switch does with
+// the packet.
+func trace(ctx context.Context, instance string, packet inspect.Packet, kind string) (*joinedTrace, error) {
 	view, err := inspect.OpenView(instance)
 	if err != nil {
 		return nil, err
@@ -283,15 +300,29 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	defer view.Close()
 	packet.Opens = kind == "syn"
 	t, err := view.Trace(packet)
-	if err != nil || kind != "auto" || packet.Flow.Protocol != desired.TCP {
-		return t, err
+	if err != nil {
+		return nil, err
 	}
+	if kind == "auto" && packet.Flow.Protocol == desired.TCP && !isLater(t) {
+		packet.Opens = true
+		if t, err = view.Trace(packet); err != nil {
+			return nil, err
+		}
+	}
+	joined := &joinedTrace{Trace: t}
+	to, err := findSwitch(instance)
+	if to != nil {
+		ctx, cancel := context.WithTimeout(ctx, tracePatience)
+		defer cancel()
+		joined.passSwitch(p4switch.TracePacket(ctx, to, packet, view.ServerName))
+	}
+	return joined, err
+}
+
+// isLater tells whether a packet of a traced flow is more likely a later one than a SYN.
+func isLater(t *inspect.Trace) bool {
 	hasHint := t.Hint != nil && t.Hint.Use != "none"
-	if t.Known != nil || t.Echo != nil || hasHint {
-		return t, nil
-	}
-	packet.Opens = true
-	return view.Trace(packet)
+	return t.Known != nil || t.Echo != nil || hasHint
 }
 
 // describeServer names a server. The causes for which it may not answer follow, in capitals.

@@ -14,12 +14,17 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // joinedTrace is a balancer's trace with the traces of the servers.
 type joinedTrace struct {
 	*inspect.Trace
+	// Switch is what the switch in front of the balancer does with the packet. It is nil if there is no
+	// switch. If the switch sends the packet to a server, Course and Reason of the trace are those of
+	// the switch, and the trace has nothing else of the data path.
+	Switch *p4switch.Trace `json:"switch,omitempty"`
 	// Agents are the candidates in their order, and then the other servers that the packet may visit.
 	// Null means that no server was asked.
 	Agents []askedAgent `json:"agents"`
@@ -418,9 +423,12 @@ func describeEnd(j *joinedTrace) string {
 	return "no server: " + j.Reason
 }
 
-// unknown returns an error if servers were asked, and it is still unknown where the packet ends.
+// unknown returns an error if it is unknown what the switch does, or if servers were asked, and it is
+// still unknown where the packet ends.
 func (j *joinedTrace) unknown() error {
 	switch {
+	case j.Switch != nil && j.Switch.Problem != "":
+		return fmt.Errorf("switch %s: %s", j.Switch.Address, j.Switch.Problem)
 	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):
 		return nil
 	case j.Placement != nil && j.Placement.Random:

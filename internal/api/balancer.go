@@ -26,6 +26,8 @@ type Balancer struct {
 	Events *events.Stream
 	// Speaker is nil if the balancer does not announce its VIPs.
 	Speaker Speaker
+	// Switch is nil if there is no switch in front of the balancer.
+	Switch Switch
 }
 
 // balancerAPI implements the operations.
@@ -52,6 +54,7 @@ func (balancer Balancer) Handler() http.Handler {
 	huma.Register(api, changeOperation, b.change)
 	huma.Register(api, applyOperation, b.applyFile)
 	b.registerSelf(api)
+	b.registerSwitch(api)
 	b.registerStore(api)
 	register(api, selfOf(balancer.Control), balancer.Control, balancer.Reload, balancer.Events)
 	return handler

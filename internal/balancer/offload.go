@@ -77,8 +77,32 @@ func (b *Balancer) tellSwitch() {
 func (b *Balancer) offloaded() (services []*service) {
 	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		svc := b.services.byName[name]
-		if svc.FitsSwitch() && svc.rule.Buckets > 0 && !svc.rule.HasFormerFlows() {
+		if svc.whyNotOffloaded() == "" {
 			services = append(services, svc)
+		}
+	}
+	return services
+}
+
+// whyNotOffloaded returns why the switch does not balance a service, or an empty text.
+func (svc *service) whyNotOffloaded() string {
+	why := svc.WhyNotOnSwitch()
+	switch {
+	case why != "":
+		return why
+	case svc.rule.Buckets == 0:
+		return "no servers"
+	case svc.rule.HasFormerFlows():
+		return "flows of its former persistence have not ended"
+	}
+	return ""
+}
+
+// passed lists the services that the switch does not balance, in the order of their names.
+func (b *Balancer) passed() (services []p4switch.PassedService) {
+	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
+		if why := b.services.byName[name].whyNotOffloaded(); why != "" {
+			services = append(services, p4switch.PassedService{Name: name, Reason: why})
 		}
 	}
 	return services
@@ -113,6 +137,9 @@ func (b *Balancer) hashOfContent() uint64 {
 			}
 		}
 	}
+	for _, svc := range b.passed() {
+		words = append(append(words, svc.Name...), svc.Reason...)
+	}
 	b.offload.words = words
 	return max(maphash.Bytes(b.offload.seed, words), 1)
 }
@@ -126,7 +153,7 @@ func (b *Balancer) content() (*p4switch.Content, error) {
 	to := b.cfg.Node.Switch
 	c := &p4switch.Content{
 		Network: uint16(to.NetworkPort), Host: uint16(to.HostPort), MAC: b.own[0].MAC,
-		Source: b.services.locator.Addr(),
+		Source: b.services.locator.Addr(), Passed: b.passed(),
 	}
 	rows := map[string]offloadedRows{}
 	for _, svc := range b.offloaded() {
@@ -143,7 +170,7 @@ func (b *Balancer) content() (*p4switch.Content, error) {
 		}
 		c.Services = append(c.Services, s)
 		for _, m := range svc.members {
-			c.Servers = append(c.Servers, b.offloadedServer(m))
+			c.Servers = append(c.Servers, b.offloadedServer(svc, m))
 		}
 	}
 	b.offload.rows = rows
@@ -164,7 +191,7 @@ func (b *Balancer) offloadedRows(svc *service) (offloadedRows, error) {
 func (b *Balancer) offloadedService(svc *service) *p4switch.Service {
 	s := &p4switch.Service{
 		Service: svc.Service, Number: uint16(svc.id), Sets: int(svc.rule.Generations()),
-		Servers: map[uint16]p4switch.Condition{}, Digest: svc.label.Digest,
+		Servers: map[uint16]p4switch.Condition{}, Generation: svc.label.Generation, Digest: svc.label.Digest,
 	}
 	for _, m := range svc.members {
 		flags := b.plane.Servers.Flags(m.slot)
@@ -180,8 +207,8 @@ func (b *Balancer) offloadedService(svc *service) *p4switch.Service {
 
 // offloadedServer returns a server as the switch reaches it. A server behind another interface than
 // the node's has no next hop there, so its packets pass to the host.
-func (b *Balancer) offloadedServer(m *member) *p4switch.Server {
-	s := &p4switch.Server{Slot: uint16(m.slot), Locator: m.Locator.Addr()}
+func (b *Balancer) offloadedServer(svc *service, m *member) *p4switch.Server {
+	s := &p4switch.Server{Service: svc.Name, Name: m.Name, Slot: uint16(m.slot), Locator: m.Locator.Addr()}
 	mac, _, ok := b.plane.Servers.NextHop(m.slot)
 	link := b.hops[target(&m.Server)].Link
 	if ok && link.Index == b.own[0].Index {

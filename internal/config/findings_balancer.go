@@ -3,6 +3,8 @@
 package config
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -28,6 +30,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"reject", (*inspection).noReject},
 	{"removed-vips", (*inspection).passedVIPs},
 	{"plain-store", (*inspection).plainStore},
+	{"plain-switch", (*inspection).plainSwitch},
 	{"store-limit", (*inspection).unlimitedStore},
 	{"flows", (*inspection).smallFlowTable},
 	{"server-slots", (*inspection).fewServerSlots},
@@ -78,15 +81,30 @@ func (i *inspection) plainStore(b *desired.Balancer) {
 		return
 	}
 	for n, endpoint := range b.Store.Etcd.Endpoints {
-		parsed, err := url.Parse(endpoint)
-		if err != nil || parsed.Hostname() == "localhost" {
-			continue
-		}
-		if address, err := netip.ParseAddr(parsed.Hostname()); err != nil || !address.IsLoopback() {
+		if parsed, err := url.Parse(endpoint); err == nil && !isThisHost(parsed.Hostname()) {
 			i.findf(fieldpath.Item("store.etcd.endpoints", n), "http: whoever is on the way can change where the "+
 				"traffic of all services goes; use https")
 		}
 	}
+}
+
+// plainSwitch finds a switch on another host to which the connection is without TLS.
+func (i *inspection) plainSwitch(b *desired.Balancer) {
+	to := b.Node.Switch
+	if to == nil || to.UsesTLS() {
+		return
+	}
+	host, _, err := net.SplitHostPort(to.Address)
+	if err == nil && !isThisHost(host) { // with an error, the address is that of a Unix socket
+		i.findf("node.switch.address", "%s without TLS: whoever is on the way, or reaches that port, can change where "+
+			"the traffic of all services goes; set ca-file, cert-file and key-file", to.Address)
+	}
+}
+
+// isThisHost tells whether the host of an address is certainly the one on which the process runs.
+func isThisHost(host string) bool {
+	address, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
 // unlimitedStore finds a store with no limit for the servers that a change may remove.
@@ -320,8 +338,8 @@ func (i *inspection) chosenBuckets(path string, s *desired.Service) {
 func (i *inspection) notOnSwitch(b *desired.Balancer) {
 	var names []string
 	for n := range b.Services {
-		if s := &b.Services[n]; !s.FitsSwitch() {
-			names = append(names, s.Name)
+		if s := &b.Services[n]; s.WhyNotOnSwitch() != "" {
+			names = append(names, fmt.Sprintf("%s (%s)", s.Name, s.WhyNotOnSwitch()))
 		}
 	}
 	if b.Node.Switch != nil && len(names) > 0 {

@@ -193,7 +193,7 @@ func TestFindings(t *testing.T) {
 		[]findingCase{
 			{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "hints", "node.limits.hints", "services[0]"},
 			{"not on the switch", "seed: 7", "seed: 7\n  switch: {address: 'localhost:9559', network-port: 1, host-port: 2}",
-				"switch", "node.switch", "all packets of web, old to this host"},
+				"switch", "node.switch", "all packets of web (bucket-hash multilinear), old (persistence table) to this host"},
 			{"CRC", "persistence: stateless", "persistence: stateless, bucket-hash: crc-32", "bucket-hash", first + ".bucket-hash", "only if a switch"},
 		}, InspectBalancer)...)
 	speaking := strings.Replace(strictBalancer, "services:", `bgp:
@@ -245,11 +245,38 @@ services:`, 1)
 		{"polls", "services:", "poll: {listen: '[::]:7460'}\nservices:", "poll-listen", "poll.listen", ""},
 		{"polls at one address", "services:", "poll: {listen: '[2001:db8::7]:7460'}\nservices:", "", "", ""},
 	}, InspectAgent)...)
+	rules = append(rules, checkPlainSwitch(t))
 	for _, rule := range Rules() {
 		if !slices.Contains(append(rules, needsFiles...), rule) {
 			t.Errorf("rule %s has no case", rule)
 		}
 	}
+}
+
+// checkPlainSwitch checks the rule plain-switch, and returns its name. No file with a switch is without
+// another finding.
+func checkPlainSwitch(t *testing.T) string {
+	t.Helper()
+	const rule = "plain-switch"
+	for to, isFound := range map[string]bool{
+		"address: 'switch1:9559'":                    true,
+		"address: '192.0.2.9:9559'":                  true,
+		"address: '192.0.2.9:9559', ca-file: /ca":    false,
+		"address: '[::1]:9559'":                      false,
+		"address: 'localhost:9559'":                  false,
+		"address: 'unix:/run/switch/p4runtime:9559'": false,
+	} {
+		file := strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  switch: {"+to+", network-port: 1, host-port: 2}", 1)
+		findings, err := InspectBalancer("/nonexistent/node.yaml", []byte(file), Host{MTU: func(string) (int, bool) { return 0, false }})
+		testhost.Must(t, err)
+		at := slices.IndexFunc(findings, func(f Finding) bool { return f.Rule == rule })
+		if at < 0 == isFound {
+			t.Errorf("%s: found %t, want %t", to, !isFound, isFound)
+		} else if isFound && (findings[at].Path != "node.switch.address" || !strings.Contains(findings[at].Problem, ":9559 without TLS")) {
+			t.Errorf("%s: %v", to, findings[at])
+		}
+	}
+	return rule
 }
 
 // TestRulesAreDocumented checks that the documentation has a row for each rule, and no other rows.

@@ -178,6 +178,13 @@ func TestBalancerNodeRules(t *testing.T) {
 			{Path: "node.switch.address", Problem: "required"},
 			{Path: "node.switch.election-id", Problem: "must be at least 1"},
 		}},
+		{"switch with TLS", "seed: 0x10", "switch: {address: 'unix:/switch', network-port: 1, host-port: 2, ca-file: /ca, cert-file: /cert, key-file: /key}", nil},
+		{"switch with half of TLS", "seed: 0x10", "switch: {address: '[::1]', network-port: 1, host-port: 2, cert-file: cert}", []problem{
+			{Path: "node.switch.address", Problem: "must be host:port or unix:path"},
+			{Path: "node.switch.cert-file", Problem: "must be absolute"},
+			{Path: "node.switch.key-file", Problem: "required by cert-file"},
+			{Path: "node.switch.ca-file", Problem: "required by cert-file"},
+		}},
 		{"switch with one port", "seed: 0x10", "switch: {address: 'localhost:9559', network-port: 1, host-port: 1}",
 			one("node.switch.host-port", "must not be the network-port, 1")},
 		{"switch of two arms", "seed: 0x10", "inside: eth9\n  switch: {address: 'localhost:9559', network-port: 1, host-port: 2}",

@@ -194,15 +194,7 @@ func AddHiddenTags(attachments ...*Attachment) {
 func (s *Snapshot) RatesSince(earlier *Snapshot) time.Duration {
 	interval := s.Time.Sub(earlier.Time)
 	s.Interval = interval.Seconds()
-	before := map[string]ReasonCount{}
-	for _, count := range earlier.Reasons {
-		before[count.Reason] = count
-	}
-	for i := range s.Reasons {
-		now := &s.Reasons[i]
-		old := before[now.Reason]
-		now.Rate = NewRate(Growth(now.Packets, old.Packets), Growth(now.Bytes, old.Bytes), interval)
-	}
+	SetRates(s.Reasons, earlier.Reasons, interval)
 	return interval
 }
 

@@ -79,6 +79,19 @@ func NewRate(packets, bytes uint64, interval time.Duration) *Rate {
 	return &Rate{Packets: PerSecond(packets, interval), Bits: 8 * PerSecond(bytes, interval)}
 }
 
+// SetRates sets the rates of counts that were read an interval after the earlier ones.
+func SetRates(counts, earlier []ReasonCount, interval time.Duration) {
+	before := map[string]ReasonCount{}
+	for _, count := range earlier {
+		before[count.Reason] = count
+	}
+	for i := range counts {
+		now := &counts[i]
+		old := before[now.Reason]
+		now.Rate = NewRate(Growth(now.Packets, old.Packets), Growth(now.Bytes, old.Bytes), interval)
+	}
+}
+
 // PerSecond returns the rate of a count over an interval.
 func PerSecond(count uint64, interval time.Duration) float64 {
 	return float64(count) / interval.Seconds()

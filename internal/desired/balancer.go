@@ -87,6 +87,8 @@ type BalancerNode struct {
 type Switch struct {
 	// Address is where the switch serves P4Runtime: host:port, or unix:path.
 	Address string `yaml:"address"`
+	// TLSFiles protect the connection. Without CAFile, it is not encrypted.
+	TLSFiles `yaml:",inline"`
 	// Device is the number of the switch among those that the address serves. Default 0.
 	Device uint64 `yaml:"device,omitempty"`
 	// ElectionID decides which of several controllers may write: the one with the highest. It is at
@@ -97,6 +99,9 @@ type Switch struct {
 	NetworkPort int `yaml:"network-port" range:"1 to 511"`
 	HostPort    int `yaml:"host-port" range:"1 to 511"`
 }
+
+// UsesTLS tells whether the connection with the switch is encrypted.
+func (s *Switch) UsesTLS() bool { return s.CAFile != "" }
 
 // Limits are the capacities of the tables in the kernel.
 type Limits struct {

@@ -31,7 +31,7 @@ func (b *Balancer) Fixed() []Setting {
 	if b.Node.Switch != nil {
 		to = *b.Node.Switch
 	}
-	return append([]Setting{
+	return slices.Concat([]Setting{
 		setting("node.instance", b.Node.Instance),
 		setting("node.interface", b.Node.Interface),
 		setting("node.inside", b.Node.Inside),
@@ -42,6 +42,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.limits.hints", b.Node.Limits.Hints),
 		setting("node.limits.servers", b.Node.Limits.Servers),
 		setting("node.switch.address", to.Address),
+	}, to.TLSFiles.fixed("node.switch"), []Setting{
 		setting("node.switch.device", to.Device),
 		setting("node.switch.election-id", to.ElectionID),
 		setting("node.switch.network-port", to.NetworkPort),
@@ -52,7 +53,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("bgp.router-id", speaker.RouterID),
 		setting("bgp.listen", speaker.Listen),
 		setting("bgp.restart-time", speaker.RestartTime),
-	}, b.Store.fixed()...)
+	}, b.Store.fixed())
 }
 
 // Fixed returns the fields whose change needs a restart.

@@ -4,10 +4,13 @@ package desired
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
@@ -296,8 +299,15 @@ func (r *rules) checkSwitch(node *BalancerNode) {
 	if to == nil {
 		return
 	}
-	if to.Address == "" {
+	switch {
+	case to.Address == "":
 		r.failf(fieldpath.Child(at, "address"), "required")
+	case !isTarget(to.Address):
+		r.failf(fieldpath.Child(at, "address"), "must be host:port or unix:path")
+	}
+	r.checkTLSFiles(at, &to.TLSFiles, "")
+	if to.CertFile != "" && to.CAFile == "" {
+		r.failf(fieldpath.Child(at, "ca-file"), "required by cert-file")
 	}
 	if to.ElectionID == 0 {
 		r.failf(fieldpath.Child(at, "election-id"), "must be at least 1")
@@ -308,6 +318,16 @@ func (r *rules) checkSwitch(node *BalancerNode) {
 	if node.Inside != "" {
 		r.failf("node.inside", "must not be set with node.switch, whose packets to servers leave by the network-port")
 	}
+}
+
+// isTarget tells whether a switch can have the address.
+func isTarget(address string) bool {
+	if path, isSocket := strings.CutPrefix(address, "unix:"); isSocket {
+		return path != ""
+	}
+	host, port, err := net.SplitHostPort(address)
+	number, notANumber := strconv.ParseUint(port, 10, 16)
+	return err == nil && notANumber == nil && host != "" && number > 0
 }
 
 // checkBucketHash checks the hash that selects buckets. A CRC has no key. With a flow table, clients

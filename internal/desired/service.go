@@ -226,16 +226,22 @@ func (s *Service) Takes() bool {
 	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })
 }
 
-// FitsSwitch tells whether a switch can balance the service (BalancerNode.Switch). A switch keeps
+// WhyNotOnSwitch returns the setting for which a switch cannot balance the service
+// (BalancerNode.Switch), such as "persistence table". It is empty if the switch can: a switch keeps
 // nothing about flows, cannot multiply, and does not know the loads of servers.
-func (s *Service) FitsSwitch() bool {
-	switch s.Persistence {
-	case PersistenceStateless:
-		return s.BucketHash == BucketHashCRC32 && !s.Placement.Infers()
-	case PersistenceQUIC:
-		return !s.Encapsulation.IsTunnel()
+func (s *Service) WhyNotOnSwitch() string {
+	isStateless := s.Persistence == PersistenceStateless
+	switch {
+	case !isStateless && s.Persistence != PersistenceQUIC:
+		return "persistence " + string(s.Persistence)
+	case isStateless && s.BucketHash != BucketHashCRC32:
+		return "bucket-hash " + string(s.BucketHash)
+	case isStateless && s.Placement.Infers():
+		return "placement " + string(s.Placement)
+	case s.Encapsulation.IsTunnel():
+		return "encapsulation " + string(s.Encapsulation)
 	}
-	return false
+	return ""
 }
 
 // Probes tells whether the balancer probes the agents of the servers. A nil Probe means false.

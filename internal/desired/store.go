@@ -4,7 +4,7 @@ package desired
 
 import (
 	"net/url"
-	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
@@ -28,13 +28,9 @@ type Etcd struct {
 	// Prefix is the first part of the keys of the fleet, such as /segue/main. It begins with a
 	// slash.
 	Prefix string `yaml:"prefix"`
-	// CAFile has the certificates of the authorities that sign the members' certificates, in PEM. The
-	// default is the authorities of the system. CAFile, CertFile and KeyFile are for https only.
-	CAFile string `yaml:"ca-file,omitempty"`
-	// CertFile and KeyFile have the certificate by which the balancer proves who it is, and its
-	// key. Both or none of them are set.
-	CertFile string `yaml:"cert-file,omitempty"`
-	KeyFile  string `yaml:"key-file,omitempty"`
+	// TLSFiles are for https only. Without CAFile, the authorities of the system sign the members'
+	// certificates.
+	TLSFiles `yaml:",inline"`
 	// Username and PasswordFile are for a cluster with users. The file has the password in one
 	// line. Both or none of them are set.
 	Username     string `yaml:"username,omitempty"`
@@ -55,15 +51,13 @@ func (s *Store) fixed() []Setting {
 	if s != nil {
 		e = s.Etcd
 	}
-	return []Setting{
+	return slices.Concat([]Setting{
 		setting("store.etcd.endpoints", strings.Join(e.Endpoints, ", ")),
 		setting("store.etcd.prefix", e.Prefix),
-		setting("store.etcd.ca-file", e.CAFile),
-		setting("store.etcd.cert-file", e.CertFile),
-		setting("store.etcd.key-file", e.KeyFile),
+	}, e.TLSFiles.fixed("store.etcd"), []Setting{
 		setting("store.etcd.username", e.Username),
 		setting("store.etcd.password-file", e.PasswordFile),
-	}
+	})
 }
 
 const storePath = "store"
@@ -123,21 +117,12 @@ func isMember(u *url.URL) bool {
 
 // checkStoreFiles checks the names of files without reading them.
 func (r *rules) checkStoreFiles(path string, e *Etcd) {
-	files := []struct{ name, file string }{
-		{"ca-file", e.CAFile}, {"cert-file", e.CertFile}, {"key-file", e.KeyFile},
-		{"password-file", e.PasswordFile},
+	unused := ""
+	if len(e.Endpoints) > 0 && !e.UsesTLS() {
+		unused = "the endpoints are http, and certificates need https"
 	}
-	for _, f := range files {
-		at := fieldpath.Child(path, f.name)
-		switch isTLS := f.name != "password-file"; {
-		case f.file == "":
-		case !filepath.IsAbs(f.file):
-			r.failf(at, "must be absolute")
-		case isTLS && len(e.Endpoints) > 0 && !e.UsesTLS():
-			r.failf(at, "not used: the endpoints are http, and certificates need https")
-		}
-	}
-	r.checkPair(path, "cert-file", e.CertFile, "key-file", e.KeyFile)
+	r.checkTLSFiles(path, &e.TLSFiles, unused)
+	r.checkAbsolute(fieldpath.Child(path, "password-file"), e.PasswordFile)
 	r.checkPair(path, "username", e.Username, "password-file", e.PasswordFile)
 }
 

@@ -4,19 +4,14 @@ package p4switch
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/p4"
 )
 
@@ -29,36 +24,25 @@ const mostUpdates = 4096
 // Client is the connection of one controller with one switch (P4Runtime 1.4, section 5). Only the
 // primary controller may write. The other controllers may read.
 type Client struct {
-	connection *grpc.ClientConn
-	stub       p4v1.P4RuntimeClient
-	stream     p4v1.P4Runtime_StreamChannelClient
-	program    *program
-	device     uint64
-	election   *p4v1.Uint128
-	primary    bool
-	ended      chan struct{} // closed when the stream has ended
-	err        error         // why; to be read after ended
+	*Reader
+	stream   p4v1.P4Runtime_StreamChannelClient
+	election *p4v1.Uint128
+	primary  bool
+	ended    chan struct{} // closed when the stream has ended, or another controller is primary
+	err      error         // why; to be read after ended
 }
 
-// Dial connects with the switch at an address, "host:port", and asks to be its primary controller.
-// Of several controllers, the one with the highest election ID is the primary one. The ID must not
-// be 0. Dial returns an error if the switch cannot be reached, does not have the device, or
-// another controller has the same ID.
-func Dial(ctx context.Context, address string, device, election uint64) (*Client, error) {
-	program, err := newProgram(p4.Info)
+// Dial connects with a switch, and asks to be its primary controller. Of several controllers, the one
+// with the highest election ID is the primary one. Dial returns an error if the switch cannot be
+// reached, does not have the device, or another controller has the same ID.
+func Dial(ctx context.Context, to *desired.Switch) (*Client, error) {
+	reader, err := NewReader(to)
 	if err != nil {
 		return nil, err
 	}
-	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	c := &Client{
-		connection: connection, stub: p4v1.NewP4RuntimeClient(connection), program: program,
-		device: device, election: &p4v1.Uint128{Low: election}, ended: make(chan struct{}),
-	}
+	c := &Client{Reader: reader, election: &p4v1.Uint128{Low: to.ElectionID}, ended: make(chan struct{})}
 	if err := c.arbitrate(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("switch %s: %w", address, err), connection.Close())
+		return nil, errors.Join(fmt.Errorf("switch %s: %w", to.Address, err), reader.Close())
 	}
 	go c.receive()
 	return c, nil
@@ -79,7 +63,7 @@ func (c *Client) arbitrate(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	switch code := codes.Code(answer.GetArbitration().GetStatus().GetCode()); code {
+	switch code := arbitrated(answer); code {
 	case codes.OK:
 		c.primary = true
 	case codes.AlreadyExists, codes.NotFound: // there is another primary controller, or none
@@ -89,12 +73,23 @@ func (c *Client) arbitrate(ctx context.Context) (err error) {
 	return nil
 }
 
-// receive notes the end of the stream. It ignores everything else that the switch says.
+// arbitrated returns what the switch says about the primary controller. OK: it is this one.
+func arbitrated(answer *p4v1.StreamMessageResponse) codes.Code {
+	return codes.Code(answer.GetArbitration().GetStatus().GetCode())
+}
+
+// receive notes the end of the stream, and that another controller has become the primary one. It
+// ignores everything else that the switch says.
 func (c *Client) receive() {
 	defer close(c.ended)
 	for {
-		if _, err := c.stream.Recv(); err != nil {
-			c.err = err
+		answer, err := c.stream.Recv()
+		switch {
+		case err != nil:
+			c.err = fmt.Errorf("the switch has ended the connection: %w", err)
+			return
+		case c.primary && answer.GetArbitration() != nil && arbitrated(answer) != codes.OK:
+			c.err = ErrNotPrimary
 			return
 		}
 	}
@@ -102,7 +97,7 @@ func (c *Client) receive() {
 
 // Close ends the connection. The switch keeps its entries.
 func (c *Client) Close() error {
-	return errors.Join(c.stream.CloseSend(), c.connection.Close())
+	return errors.Join(c.stream.CloseSend(), c.Reader.Close())
 }
 
 // IsPrimary tells whether this controller was the primary one when it connected.
@@ -111,15 +106,8 @@ func (c *Client) IsPrimary() bool { return c.primary }
 // Configure makes the switch run the program of this build, unless it runs it already. Then all
 // entries are gone. It reports whether the program was replaced.
 func (c *Client) Configure(ctx context.Context) (replaced bool, err error) {
-	answer, err := c.stub.GetForwardingPipelineConfig(ctx, &p4v1.GetForwardingPipelineConfigRequest{
-		DeviceId: c.device, ResponseType: p4v1.GetForwardingPipelineConfigRequest_P4INFO_AND_COOKIE,
-	})
-	if err != nil && status.Code(err) != codes.FailedPrecondition { // it runs no program yet
-		return false, fmt.Errorf("read the program of the switch: %w", err)
-	}
-	config := answer.GetConfig()
-	if err == nil && proto.Equal(config.GetP4Info(), c.program.info) && config.GetCookie().GetCookie() == cookie() {
-		return false, nil
+	if isRunning, err := c.runsProgram(ctx); isRunning || err != nil {
+		return false, err
 	}
 	_, err = c.stub.SetForwardingPipelineConfig(ctx, &p4v1.SetForwardingPipelineConfigRequest{
 		DeviceId: c.device, ElectionId: c.election,
@@ -133,12 +121,6 @@ func (c *Client) Configure(ctx context.Context) (replaced bool, err error) {
 		return false, fmt.Errorf("replace the program of the switch: %w", c.whyRefused(err))
 	}
 	return true, nil
-}
-
-// cookie identifies the program of this build. Builds whose programs differ can have the same tables.
-func cookie() uint64 {
-	sum := sha256.Sum256(p4.Config)
-	return binary.BigEndian.Uint64(sum[:])
 }
 
 // whyRefused explains an error of a write.
@@ -193,37 +175,4 @@ func explain(updates []Update, err error) error {
 
 var kindNames = map[p4v1.Update_Type]string{
 	p4v1.Update_INSERT: "add", p4v1.Update_MODIFY: "change", p4v1.Update_DELETE: "remove",
-}
-
-// Read calls found for each entry of a table, in any order. For a table without a key, that is its
-// default action. For others, it leaves out the default action.
-func (c *Client) Read(ctx context.Context, table string, found func(Entry)) error {
-	t := c.program.tables[table]
-	if t == nil {
-		return fmt.Errorf("the program has no table %s", table)
-	}
-	stream, err := c.stub.Read(ctx, &p4v1.ReadRequest{DeviceId: c.device, Entities: []*p4v1.Entity{
-		{Entity: &p4v1.Entity_TableEntry{TableEntry: &p4v1.TableEntry{
-			TableId: t.Preamble.Id, IsDefaultAction: len(t.MatchFields) == 0,
-		}}},
-	}})
-	if err != nil {
-		return err
-	}
-	for {
-		answer, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read table %s: %w", table, err)
-		}
-		for _, entity := range answer.Entities {
-			e, err := c.program.entry(entity.GetTableEntry())
-			if err != nil {
-				return err
-			}
-			found(e)
-		}
-	}
 }

@@ -26,12 +26,16 @@ type Service struct {
 	Servers map[uint16]Condition
 	// IDs are the slots of servers by their connection IDs, for persistence quic, which has no Rows.
 	IDs map[dataplane.QUICPrefix]uint32
-	// Digest is equal for equal rows. It does not depend on the condition of servers.
-	Digest uint32
+	// Generation is the number of the service's generation. Digest is equal for equal rows. It does not
+	// depend on the condition of servers.
+	Generation uint64
+	Digest     uint32
 }
 
 // Server is a server of any service.
 type Server struct {
+	Service string
+	Name    string
 	Slot    uint16
 	Locator netip.Addr
 	Hop     NextHop
@@ -47,19 +51,16 @@ type NextHop struct {
 
 // Match returns the entry by which packets find the service.
 func (s *Service) Match() Entry {
-	hunts, encapsulation, protocol := uint64(0), uint64(0), uint64(unix.IPPROTO_TCP)
+	hunts, encapsulation := uint64(0), uint64(0)
 	if s.ServersDecide() {
 		hunts = 1
-	}
-	if s.Protocol == desired.UDP {
-		protocol = unix.IPPROTO_UDP
 	}
 	if s.Encapsulation == desired.SRv6Encap {
 		encapsulation = 1
 	}
-	shift, vip := 32-bits.Len(uint(s.Buckets-1)), s.VIP.As16()
+	shift := 32 - bits.Len(uint(s.Buckets-1))
 	e := Entry{
-		Table: "services", Key: []Value{vip[:], Number(protocol), Number(uint64(s.Port.Number()))},
+		Table: "services", Key: serviceKey(s.VIP, s.Protocol, s.Port.Number()),
 		Action: "set_service",
 		Params: []Value{
 			Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(^uint32(0) << shift)),
@@ -70,6 +71,21 @@ func (s *Service) Match() Entry {
 		e.Table, e.Key = "services_of_all_ports", e.Key[:2]
 	}
 	return e
+}
+
+// serviceKey returns the key of a service's entry. Without the port, it is that of a service for all
+// ports.
+func serviceKey(vip netip.Addr, protocol desired.Protocol, port uint16) []Value {
+	address, number := vip.As16(), uint64(unix.IPPROTO_TCP)
+	if protocol == desired.UDP {
+		number = unix.IPPROTO_UDP
+	}
+	return []Value{address[:], Number(number), Number(uint64(port))}
+}
+
+// rowKey returns the key of a row. The bucket is in the highest bits of the hash.
+func rowKey(service, tables uint64, bucket, shift int) []Value {
+	return []Value{Number(service), Number(tables), Number(uint64(bucket) << shift)}
 }
 
 // cookieWidth returns the width of cookies in bits: cookie_width in
@@ -127,7 +143,7 @@ func (s *Service) Entries() iter.Seq[Entry] {
 
 func (s *Service) entriesOf(l *lists, bucket int) iter.Seq[Entry] {
 	shift := 32 - bits.Len(uint(s.Buckets-1))
-	row := []Value{Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(bucket) << shift)}
+	row := rowKey(uint64(s.Number), uint64(s.Tables), bucket, shift)
 	return func(yield func(Entry) bool) {
 		if list := l.offer(bucket); len(list.slots) > 0 && !yield(Entry{"rows", row, "offer", list.params()}) {
 			return

@@ -4,8 +4,10 @@ package p4switch
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -16,8 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
-	"github.com/segue-lb/segue/p4"
 )
 
 // fake is a switch without a data plane: it keeps entries as P4Runtime 1.4 demands (section 9.1).
@@ -25,24 +27,35 @@ type fake struct {
 	p4v1.UnimplementedP4RuntimeServer
 	t       testing.TB
 	address string
+	options []grpc.ServerOption
 	server  *grpc.Server
 	socket  net.Listener
 
 	mu      sync.Mutex
 	program *program
 	config  *p4v1.ForwardingPipelineConfig
-	primary uint64            // the highest election ID so far
-	tables  map[string]string // values by table and key
-	writes  int               // updates that it has made
-	most    int               // it refuses updates beyond that number; negative: none
-	changed func()            // called after each update; may be nil
+	primary uint64 // the highest election ID so far
+	streams []p4v1.P4Runtime_StreamChannelServer
+	tables  map[string]string            // values by table and key
+	counts  map[string]*p4v1.CounterData // by counter and index
+	writes  int                          // updates that it has made
+	most    int                          // it refuses updates beyond that number; negative: none
+	changed func()                       // called after each update; may be nil
 }
 
 func startFake(t testing.TB) *fake {
 	t.Helper()
-	f := &fake{t: t, tables: map[string]string{}, most: -1, address: "unix:" + filepath.Join(t.TempDir(), "switch")}
+	return startFakeAt(t, "unix:"+filepath.Join(t.TempDir(), "switch"))
+}
+
+func startFakeAt(t testing.TB, address string, options ...grpc.ServerOption) *fake {
+	t.Helper()
+	f := &fake{
+		t: t, tables: map[string]string{}, counts: map[string]*p4v1.CounterData{}, most: -1,
+		address: address, options: options,
+	}
 	var err error
-	f.program, err = newProgram(p4.Info)
+	f.program, err = ours()
 	testhost.Must(t, err)
 	f.start()
 	t.Cleanup(f.stop)
@@ -53,9 +66,15 @@ func startFake(t testing.TB) *fake {
 func (f *fake) start() {
 	f.t.Helper()
 	var err error
-	f.socket, err = net.Listen("unix", f.address[len("unix:"):])
-	testhost.Must(f.t, err)
-	f.server = grpc.NewServer()
+	if path, isSocket := strings.CutPrefix(f.address, "unix:"); isSocket {
+		f.socket, err = net.Listen("unix", path)
+		testhost.Must(f.t, err)
+	} else {
+		f.socket, err = net.Listen("tcp", f.address)
+		testhost.Must(f.t, err)
+		f.address = f.socket.Addr().String()
+	}
+	f.server = grpc.NewServer(f.options...)
 	p4v1.RegisterP4RuntimeServer(f.server, f)
 	server, socket := f.server, f.socket
 	go func() { _ = server.Serve(socket) }()
@@ -70,7 +89,7 @@ func (f *fake) stop() {
 // open connects a controller.
 func (f *fake) open(election uint64) *Switch {
 	f.t.Helper()
-	client, err := Dial(context.Background(), f.address, 0, election)
+	client, err := Dial(context.Background(), &desired.Switch{Address: f.address, ElectionID: election})
 	testhost.Must(f.t, err)
 	s, err := Open(f.t.Context(), client)
 	testhost.Must(f.t, err)
@@ -84,20 +103,31 @@ func (f *fake) StreamChannel(stream p4v1.P4Runtime_StreamChannelServer) error {
 		if err != nil {
 			return err
 		}
-		id := request.GetArbitration().GetElectionId().GetLow()
-		f.mu.Lock()
-		code := codes.AlreadyExists
-		if id >= f.primary {
-			f.primary, code = id, codes.OK
-		}
-		f.mu.Unlock()
-		err = stream.Send(&p4v1.StreamMessageResponse{Update: &p4v1.StreamMessageResponse_Arbitration{
-			Arbitration: &p4v1.MasterArbitrationUpdate{Status: &rpcstatus.Status{Code: int32(code)}},
-		}})
-		if err != nil {
+		if err := f.arbitrate(stream, request.GetArbitration().GetElectionId().GetLow()); err != nil {
 			return err
 		}
 	}
+}
+
+// arbitrate tells a controller whether it is the primary one. If it is, the others are not.
+func (f *fake) arbitrate(stream p4v1.P4Runtime_StreamChannelServer, id uint64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	answer := func(code codes.Code) *p4v1.StreamMessageResponse {
+		return &p4v1.StreamMessageResponse{Update: &p4v1.StreamMessageResponse_Arbitration{
+			Arbitration: &p4v1.MasterArbitrationUpdate{Status: &rpcstatus.Status{Code: int32(code)}},
+		}}
+	}
+	others := f.streams
+	f.streams = append(f.streams, stream)
+	if id < f.primary {
+		return stream.Send(answer(codes.AlreadyExists))
+	}
+	f.primary = id
+	for _, other := range others {
+		_ = other.Send(answer(codes.AlreadyExists)) // it may have gone
+	}
+	return stream.Send(answer(codes.OK))
 }
 
 func (f *fake) GetForwardingPipelineConfig(
@@ -195,19 +225,52 @@ func fits(table *configv1.Table, m *p4v1.TableEntry) bool {
 func (f *fake) Read(r *p4v1.ReadRequest, stream p4v1.P4Runtime_ReadServer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	table := f.program.byID.tables[r.Entities[0].GetTableEntry().TableId]
 	answer := &p4v1.ReadResponse{}
+	for _, wanted := range r.Entities {
+		if counter := wanted.GetCounterEntry(); counter != nil {
+			data := f.counts[fmt.Sprint(counter.CounterId, counter.Index.Index)]
+			answer.Entities = append(answer.Entities, &p4v1.Entity{Entity: &p4v1.Entity_CounterEntry{
+				CounterEntry: &p4v1.CounterEntry{CounterId: counter.CounterId, Index: counter.Index, Data: data},
+			}})
+			continue
+		}
+		if err := f.readTable(wanted.GetTableEntry(), answer); err != nil {
+			return err
+		}
+	}
+	return stream.Send(answer)
+}
+
+// readTable adds the entries of a table to an answer, or the one with the wanted key.
+func (f *fake) readTable(wanted *p4v1.TableEntry, answer *p4v1.ReadResponse) error {
+	alias := f.program.byID.tables[wanted.TableId].Preamble.Alias
+	key := ""
+	if len(wanted.Match) > 0 {
+		e, err := f.program.entry(wanted)
+		if err != nil {
+			return err
+		}
+		key = e.key()
+	}
 	for name, value := range f.tables {
-		alias := table.Preamble.Alias + " "
-		if len(name) < len(alias) || name[:len(alias)] != alias {
+		its, isIn := strings.CutPrefix(name, alias+" ")
+		if !isIn || key != "" && its != key {
 			continue
 		}
 		action, params := unpack(value)
-		m, err := f.program.message(&Entry{table.Preamble.Alias, unpackValues(name[len(alias):]), action, params})
+		m, err := f.program.message(&Entry{alias, unpackValues(its), action, params})
 		if err != nil {
 			return err
 		}
 		answer.Entities = append(answer.Entities, &p4v1.Entity{Entity: &p4v1.Entity_TableEntry{TableEntry: m}})
 	}
-	return stream.Send(answer)
+	return nil
+}
+
+// set sets a counter.
+func (f *fake) set(counter string, index, packets, bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.counts[fmt.Sprint(f.program.counters[counter].Preamble.Id, index)] =
+		&p4v1.CounterData{PacketCount: packets, ByteCount: bytes}
 }

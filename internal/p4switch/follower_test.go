@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,28 +21,35 @@ const patience = time.Minute
 // follow runs a follower of a switch until the test ends.
 func follow(t *testing.T, f *fake, election uint64) chan<- *Content {
 	t.Helper()
+	_, contents, _ := startFollower(t, f, election)
+	return contents
+}
+
+func startFollower(t *testing.T, f *fake, election uint64) (follower *Follower, to chan<- *Content, stop func()) {
+	t.Helper()
 	contents := make(chan *Content)
-	to := &desired.Switch{Address: f.address, ElectionID: election, NetworkPort: 1, HostPort: 2}
-	follower := NewFollower(to, slog.New(slog.DiscardHandler))
-	follower.retry = 10 * time.Millisecond
+	at := &desired.Switch{Address: f.address, ElectionID: election, NetworkPort: 1, HostPort: 2}
+	follower = NewFollower(at, slog.New(slog.DiscardHandler))
+	follower.retry, follower.patience = 10*time.Millisecond, patience
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- follower.Run(ctx, contents) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
-	return contents
+	t.Cleanup(stop)
+	return follower, contents, stop
 }
 
-// await waits until the switch has the content.
-func (f *fake) await(what string, c *Content) {
+// await waits until the switch has the content of which this is the view.
+func (f *fake) await(what string, view map[string]string) {
 	f.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		f.mu.Lock()
-		has := maps.Equal(f.view(), viewOf(c))
+		has := maps.Equal(f.view(), view)
 		f.mu.Unlock()
 		if has {
 			return
@@ -59,13 +67,14 @@ func TestFollower(t *testing.T) {
 	f.stop()
 	contents := follow(t, f, 1)
 	first, second := contentOf(t, []uint16{1, 2, 3}), contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	isFirst, isSecond := viewOf(first), viewOf(second) // the follower owns what it gets
 	f.start()
 	contents <- first
-	f.await("a switch that starts late", first)
+	f.await("a switch that starts late", isFirst)
 	f.stop()
 	f.config, f.tables = nil, map[string]string{}
 	f.start()
-	f.await("a switch without its entries", first)
+	f.await("a switch without its entries", isFirst)
 	f.mu.Lock()
 	f.most = f.writes + 20
 	f.mu.Unlock()
@@ -73,7 +82,7 @@ func TestFollower(t *testing.T) {
 	f.mu.Lock()
 	f.most = -1
 	f.mu.Unlock()
-	f.await("a switch that has refused entries", second)
+	f.await("a switch that has refused entries", isSecond)
 }
 
 // Before there is a content, a switch without entries gets those of its ports. A switch with entries
@@ -100,18 +109,22 @@ func TestPassAll(t *testing.T) {
 func TestFollowerWaits(t *testing.T) {
 	f := startFake(t)
 	first := contentOf(t, []uint16{1, 2, 3})
-	follow(t, f, 7) <- first
-	f.await("the primary controller", first)
+	isFirst := viewOf(first)
+	_, primary, stop := startFollower(t, f, 7)
+	primary <- first
+	f.await("the primary controller", isFirst)
 	contents := follow(t, f, 6)
 	select {
 	case contents <- contentOf(t, []uint16{4, 5}):
 		t.Fatal("the other controller took a content")
 	case <-time.After(200 * time.Millisecond):
 	}
+	stop()
 	f.mu.Lock()
 	f.primary = 0
 	f.mu.Unlock()
 	second := contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	isSecond := viewOf(second)
 	contents <- second
-	f.await("the other controller", second)
+	f.await("the other controller", isSecond)
 }

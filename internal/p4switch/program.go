@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	configv1 "github.com/p4lang/p4runtime/go/p4/config/v1"
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"google.golang.org/protobuf/encoding/prototext"
+
+	"github.com/segue-lb/segue/p4"
 )
 
 // Entry is an entry of a table, by the names of P4Info. The entry of a table without a key is the
@@ -42,14 +45,18 @@ func (v Value) canonical() Value {
 
 // program translates between entries and the messages of P4Runtime, which have numbers for names.
 type program struct {
-	info    *configv1.P4Info
-	tables  map[string]*configv1.Table
-	actions map[string]*configv1.Action
-	byID    struct {
+	info     *configv1.P4Info
+	tables   map[string]*configv1.Table
+	actions  map[string]*configv1.Action
+	counters map[string]*configv1.Counter
+	byID     struct {
 		tables  map[uint32]*configv1.Table
 		actions map[uint32]*configv1.Action
 	}
 }
+
+// ours is the program of this build.
+var ours = sync.OnceValues(func() (*program, error) { return newProgram(p4.Info) })
 
 // newProgram reads a description in the text format.
 func newProgram(text []byte) (*program, error) {
@@ -57,13 +64,19 @@ func newProgram(text []byte) (*program, error) {
 	if err := prototext.Unmarshal(text, info); err != nil {
 		return nil, fmt.Errorf("P4Info: %w", err)
 	}
-	p := &program{info: info, tables: map[string]*configv1.Table{}, actions: map[string]*configv1.Action{}}
+	p := &program{
+		info: info, tables: map[string]*configv1.Table{}, actions: map[string]*configv1.Action{},
+		counters: map[string]*configv1.Counter{},
+	}
 	p.byID.tables, p.byID.actions = map[uint32]*configv1.Table{}, map[uint32]*configv1.Action{}
 	for _, t := range info.Tables {
 		p.tables[t.Preamble.Alias], p.byID.tables[t.Preamble.Id] = t, t
 	}
 	for _, a := range info.Actions {
 		p.actions[a.Preamble.Alias], p.byID.actions[a.Preamble.Id] = a, a
+	}
+	for _, c := range info.Counters {
+		p.counters[c.Preamble.Alias] = c
 	}
 	return p, nil
 }

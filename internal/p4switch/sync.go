@@ -21,19 +21,23 @@ type Content struct {
 	Source   netip.Addr
 	Services []*Service // Sync chooses the Tables of each
 	Servers  []*Server
+	// Passed are the services that the switch does not balance. It has no entries of them.
+	Passed []PassedService
 }
 
 // Tables that contain entries of services: they change as a whole, with the service's entry.
 var rowTables = []string{"rows", "columns", "histories"}
+
+// Tables with the server IDs of services of QUIC.
+var idTables = []string{"quic_forms", "quic_servers"}
 
 // Switch makes a switch follow a content. It knows all entries of the switch, so it writes only
 // differences.
 type Switch struct {
 	client *Client
 	tables map[string]map[string]string // values by key, of each table
-	// digests are those of the services' rows that are in force, by number. After a start, there are
-	// none.
-	digests map[uint16]uint32
+	// inForce are the services' rows that are in force, by number. After a start, there are none.
+	inForce map[uint16]version
 }
 
 // Open reads all entries of a switch. It returns an error if the switch cannot be read, or if it
@@ -44,7 +48,7 @@ func Open(ctx context.Context, client *Client) (*Switch, error) {
 			return nil, err
 		}
 	}
-	s := &Switch{client: client, tables: map[string]map[string]string{}, digests: map[uint16]uint32{}}
+	s := &Switch{client: client, tables: map[string]map[string]string{}, inForce: map[uint16]version{}}
 	for name := range client.program.tables {
 		s.tables[name] = map[string]string{}
 		err := client.Read(ctx, name, func(e Entry) { s.tables[name][e.key()] = e.value() })
@@ -174,19 +178,21 @@ func (w *writer) syncService(service *Service) {
 	match := service.Match()
 	inForce, isThere := w.tablesInForce(&match)
 	service.Tables = inForce
-	digest, isKnown := w.s.digests[service.Number]
-	if !isThere || !isKnown || digest != service.Digest {
+	before, isKnown := w.s.inForce[service.Number]
+	if !isThere || !isKnown || before.digest != service.Digest {
 		if service.Tables = 1 - inForce; isThere && w.hasRows(service, inForce) {
 			service.Tables = inForce // as after a restart of the controller
 		}
 	}
-	w.replaceRows(service)
+	now := version{service.Generation, service.Digest, w.replaceRows(service)}
+	for range summed(service.IDEntries(), &now.sum) { // they are written already
+	}
 	w.flush() // the rows must be there before the service's entry names them
 	match = service.Match()
 	w.put(func(yield func(Entry) bool) { yield(match) })
 	w.flush()
 	if w.err == nil {
-		w.s.digests[service.Number] = service.Digest
+		w.s.inForce[service.Number] = now
 	}
 }
 
@@ -213,16 +219,18 @@ func (w *writer) hasRows(service *Service, tables uint8) bool {
 	return true
 }
 
-// replaceRows makes a set of a service's tables contain the service's rows, and nothing else.
-func (w *writer) replaceRows(service *Service) {
+// replaceRows makes a set of a service's tables contain the service's rows, and nothing else. It
+// returns the sum of these rows.
+func (w *writer) replaceRows(service *Service) (all sum) {
 	for _, table := range rowTables {
 		delete(w.kept, table)
 	}
-	w.put(service.Entries())
+	w.put(summed(service.Entries(), &all))
 	prefix := pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))
 	for _, table := range rowTables {
 		w.removeExcept(table, prefix, w.kept[table])
 	}
+	return all
 }
 
 // removeExcept removes the entries of a table whose keys begin with a prefix and are not in kept.
@@ -237,7 +245,7 @@ func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
 // removeOthers removes what the content does not have: first the entries by which packets find it.
 func (w *writer) removeOthers(c *Content) {
 	w.flush()
-	for _, table := range []string{"services", "services_of_all_ports", "ports", "quic_forms", "quic_servers"} {
+	for _, table := range slices.Concat([]string{"services", "services_of_all_ports", "ports"}, idTables) {
 		w.removeExcept(table, "", w.kept[table])
 	}
 	w.flush()

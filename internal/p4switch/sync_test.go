@@ -18,6 +18,8 @@ import (
 
 var vip = netip.MustParseAddr("2001:db8:80::1")
 
+func nameOf(slot uint16) string { return fmt.Sprintf("s%02d", slot) }
+
 // contentOf returns the content for a service with two candidates, whose sets of servers have been
 // these, the present one first. Slots are the numbers of servers.
 func contentOf(t testing.TB, sets ...[]uint16) *Content {
@@ -33,7 +35,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 	for i, servers := range sets {
 		set := serversets.Set{Placement: svc.Placement, Buckets: svc.Buckets, Candidates: svc.Candidates}
 		for _, number := range servers {
-			set.Servers = append(set.Servers, serversets.Server{Name: fmt.Sprintf("s%02d", number), Weight: 1})
+			set.Servers = append(set.Servers, serversets.Server{Name: nameOf(number), Weight: 1})
 		}
 		stored = append(stored, set)
 		table, err := set.Table()
@@ -48,7 +50,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 			}
 		}
 	}
-	s.Digest = serversets.Digest(stored, len(sets))
+	s.Generation, s.Digest = uint64(len(sets)), serversets.Digest(stored, len(sets))
 	c := &Content{
 		Network: 1, Host: 2, MAC: [6]byte{2, 0, 0, 0, 0, 2}, Source: netip.MustParseAddr("fd00:6c:0:1::"),
 		Services: []*Service{s},
@@ -56,7 +58,7 @@ func contentOf(t testing.TB, sets ...[]uint16) *Content {
 	for _, number := range sets[0] {
 		s.Servers[number] = Condition{Takes: true, Reachable: true}
 		c.Servers = append(c.Servers, &Server{
-			Slot: number, Locator: netip.MustParseAddr(fmt.Sprintf("fd00:5:0:%x::", number)),
+			Service: svc.Name, Name: nameOf(number), Slot: number, Locator: netip.MustParseAddr(fmt.Sprintf("fd00:5:0:%x::", number)),
 			Hop: NextHop{Port: 1, MAC: [6]byte{2, 1, 0, 0, 0, byte(number)}, MTU: 1500},
 		})
 	}
@@ -110,6 +112,20 @@ func TestSyncWritesDifferences(t *testing.T) {
 	}
 	if again.Size() != size || size != len(f.tables) {
 		t.Errorf("%d and %d entries, and the switch has %d", size, again.Size(), len(f.tables))
+	}
+}
+
+// A switch may answer with a table of any size in one message.
+func TestOpenReadsLargeTables(t *testing.T) {
+	f := startFake(t)
+	testhost.Must(t, f.open(1).Sync(t.Context(), contentOf(t, []uint16{1, 2, 3})))
+	const rows = 40_000 // more than 4 MB, which gRPC takes by default
+	for bucket := range rows {
+		e := Entry{"rows", rowKey(9, 0, bucket, 16), "offer", offered{slots: []uint16{1, 2}, columns: []int{0, 1}}.params()}
+		f.tables["rows "+e.key()] = e.value()
+	}
+	if s := f.open(2); s.Size() < rows {
+		t.Errorf("%d entries were read", s.Size())
 	}
 }
 

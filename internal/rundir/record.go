@@ -84,6 +84,8 @@ type Record struct {
 	Role          string            `json:"role"` // balancer or agent
 	Configuration Configuration     `json:"configuration"`
 	Fixed         []desired.Setting `json:"fixed"` // the settings that only a restart can change
+	// Switch is the switch in front of a balancer; nil: there is none.
+	Switch *desired.Switch `json:"switch,omitempty"`
 }
 
 // RecordFile returns the path of an instance's record. The file exists while the instance's process
@@ -200,6 +202,14 @@ func (r *Recorder) SetStore(store Store) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record.Configuration.Store = &store
+	r.write()
+}
+
+// SetSwitch records the switch in front of the balancer.
+func (r *Recorder) SetSwitch(to *desired.Switch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record.Switch = to
 	r.write()
 }
 

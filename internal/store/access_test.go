@@ -3,14 +3,6 @@
 package store
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,68 +15,6 @@ import (
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 	"github.com/segue-lb/segue/internal/testhost"
 )
-
-// authority signs certificates.
-type authority struct {
-	t           *testing.T
-	dir         string
-	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{t: t, dir: t.TempDir()}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, NotAfter: time.Now().Add(time.Hour),
-	}
-	var der []byte
-	a.key, der = a.sign(template, template, nil)
-	var err error
-	if a.certificate, err = x509.ParseCertificate(der); err != nil {
-		t.Fatal(err)
-	}
-	a.write("ca.pem", "CERTIFICATE", der)
-	return a
-}
-
-// sign returns a new key, and a certificate for it that is signed by another key. If that is nil,
-// the new key itself signs.
-func (a *authority) sign(
-	template, by *x509.Certificate, key *ecdsa.PrivateKey,
-) (*ecdsa.PrivateKey, []byte) {
-	a.t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testhost.Must(a.t, err)
-	if key == nil {
-		key = own
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, by, own.Public(), key)
-	testhost.Must(a.t, err)
-	return own, der
-}
-
-// issue writes a certificate and its key.
-func (a *authority) issue(name string) (certFile, keyFile string) {
-	a.t.Helper()
-	key, der := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
-		NotAfter:    time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.certificate, a.key)
-	text, err := x509.MarshalECPrivateKey(key)
-	testhost.Must(a.t, err)
-	return a.write(name+".pem", "CERTIFICATE", der), a.write(name+".key", "EC PRIVATE KEY", text)
-}
-
-func (a *authority) write(name, kind string, der []byte) string {
-	a.t.Helper()
-	path := filepath.Join(a.dir, name)
-	testhost.Must(a.t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-	return path
-}
 
 // reads returns an error if a process with this configuration cannot read the store.
 func reads(t *testing.T, cfg *desired.Etcd) error {
@@ -101,25 +31,24 @@ func reads(t *testing.T, cfg *desired.Etcd) error {
 // Both sides of a connection prove who they are by certificates.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	ours, others := newAuthority(t), newAuthority(t)
-	ca := filepath.Join(ours.dir, "ca.pem")
-	cert, key := ours.issue("etcd")
+	ours, others := testhost.NewAuthority(t), testhost.NewAuthority(t)
+	cert, key := ours.Issue("etcd")
 	listen := etcdtest.FreePort(t)
 	etcdtest.StartAt(t, listen, "https", "--cert-file="+cert, "--key-file="+key, "--client-cert-auth",
-		"--trusted-ca-file="+ca)
-	cfg := desired.Etcd{Endpoints: []string{"https://" + listen}, Prefix: prefix, CAFile: ca}
-	cfg.CertFile, cfg.KeyFile = ours.issue("lb1")
+		"--trusted-ca-file="+ours.File)
+	cfg := desired.Etcd{Endpoints: []string{"https://" + listen}, Prefix: prefix, TLSFiles: desired.TLSFiles{CAFile: ours.File}}
+	cfg.CertFile, cfg.KeyFile = ours.Issue("lb1")
 	requireFleet(t, &cfg)
-	cfg.CertFile, cfg.KeyFile = others.issue("lb1")
+	cfg.CertFile, cfg.KeyFile = others.Issue("lb1")
 	if reads(t, &cfg) == nil {
 		t.Error("a certificate of another authority is accepted")
 	}
-	cfg.CertFile, cfg.KeyFile = ours.issue("lb1")
-	cfg.CAFile = filepath.Join(others.dir, "ca.pem")
+	cfg.CertFile, cfg.KeyFile = ours.Issue("lb1")
+	cfg.CAFile = others.File
 	if err := reads(t, &cfg); err == nil || !strings.Contains(err.Error(), "unknown authority") {
 		t.Errorf("a store of another authority: %v", err)
 	}
-	cfg.CAFile = filepath.Join(ours.dir, "missing.pem")
+	cfg.CAFile = ours.File + ".missing"
 	if err := reads(t, &cfg); err == nil {
 		t.Error("a missing file is no error")
 	}

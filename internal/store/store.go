@@ -25,7 +25,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -34,6 +33,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/tlsfiles"
 )
 
 const (
@@ -125,7 +125,7 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	if cfg.PasswordFile != "" {
 		password, err := os.ReadFile(cfg.PasswordFile)
 		if err == nil {
-			err = checkPrivate(cfg.PasswordFile)
+			err = tlsfiles.CheckPrivate(cfg.PasswordFile)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("store.etcd.password-file: %w", err)
@@ -165,36 +165,12 @@ func (l *login) intercept(
 	return err
 }
 
-// tlsOf returns the settings of TLS, or nil if the store does not use TLS. The library reads the
-// certificate for each connection, so it can be renewed without a restart.
+// tlsOf returns the settings of TLS, or nil if the store does not use TLS.
 func tlsOf(cfg *desired.Etcd) (*tls.Config, error) {
 	if !cfg.UsesTLS() {
 		return nil, nil
 	}
-	if cfg.KeyFile != "" {
-		if err := checkPrivate(cfg.KeyFile); err != nil {
-			return nil, fmt.Errorf("store.etcd.key-file: %w", err)
-		}
-	}
-	info := transport.TLSInfo{TrustedCAFile: cfg.CAFile, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile}
-	settings, err := info.ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("store.etcd: %w", err)
-	}
-	return settings, nil
-}
-
-// checkPrivate returns an error if users other than the owner and the group of a file have access
-// to it.
-func checkPrivate(path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if mode := info.Mode().Perm(); mode&0o007 != 0 {
-		return fmt.Errorf("%s has mode %04o: everybody may use it; 0600 or 0640 is right", path, mode)
-	}
-	return nil
+	return tlsfiles.Client("store.etcd", &cfg.TLSFiles)
 }
 
 // Close ends the connection.

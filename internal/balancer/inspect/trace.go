@@ -465,7 +465,10 @@ func (v *View) orderedServer(slot uint32) (s OrderedServer, err error) {
 	return s, err
 }
 
-// serverName returns the name of the slot's server, or the slot if it has no name.
+// ServerName returns the name of the slot's server, or the slot if it has no name.
+func (v *View) ServerName(slot uint16) string { return v.serverName(uint32(slot)) }
+
+// serverName is ServerName for a slot as the tables have it.
 func (v *View) serverName(slot uint32) string {
 	name, ok := v.tables.ServerName(slot)
 	if !ok {

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/testhost"
@@ -40,6 +41,7 @@ const (
 // Switch is a running switch with a client that may write.
 type Switch struct {
 	*p4switch.Client
+	To    desired.Switch
 	ports map[int]int // the sockets at the other ends of the ports' cables, by port
 }
 
@@ -48,7 +50,8 @@ type Switch struct {
 func Start(t testing.TB) *Switch {
 	t.Helper()
 	s, address := StartEmpty(t)
-	s.Client = dial(t, address)
+	s.To = desired.Switch{Address: address, ElectionID: 1}
+	s.Client = dial(t, &s.To)
 	t.Cleanup(func() { testhost.Must(t, s.Close()) })
 	for _, want := range []bool{true, false} { // the second time, it has the program already
 		replaced, err := s.Configure(t.Context())
@@ -164,10 +167,10 @@ func (o *tail) Write(text []byte) (int, error) {
 }
 
 // dial connects with the switch, which may still be starting.
-func dial(t testing.TB, address string) *p4switch.Client {
+func dial(t testing.TB, to *desired.Switch) *p4switch.Client {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		c, err := p4switch.Dial(context.Background(), address, 0, 1)
+		c, err := p4switch.Dial(context.Background(), to)
 		if err == nil {
 			return c
 		}
