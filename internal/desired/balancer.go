@@ -91,8 +91,8 @@ type Switch struct {
 	TLSFiles `yaml:",inline"`
 	// Device is the number of the switch among those that the address serves. Default 0.
 	Device uint64 `yaml:"device,omitempty"`
-	// ElectionID decides which of several controllers may write: the one with the highest. It is at
-	// least 1, the default.
+	// ElectionID decides which of several controllers may write: the one with the highest, until it
+	// has gone. It is at least 1, the default.
 	ElectionID uint64 `yaml:"election-id"`
 	// NetworkPort is the port of the switch towards clients and servers. HostPort is the one towards
 	// the balancer's interface.

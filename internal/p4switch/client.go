@@ -53,24 +53,44 @@ func (c *Client) arbitrate(ctx context.Context) (err error) {
 	if c.stream, err = c.stub.StreamChannel(ctx); err != nil {
 		return err
 	}
-	err = c.stream.Send(&p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_Arbitration{
-		Arbitration: &p4v1.MasterArbitrationUpdate{DeviceId: c.device, ElectionId: c.election},
-	}})
-	if err != nil {
-		return err
+	answer, err := c.announce()
+	if err == nil && arbitrated(answer) == codes.NotFound {
+		// The primary controller has gone. A switch accepts no lower ID than the highest one that it
+		// has ever seen (P4Runtime 1.4, section 5.3).
+		c.election = next(answer.GetArbitration().GetElectionId())
+		answer, err = c.announce()
 	}
-	answer, err := c.stream.Recv()
 	if err != nil {
 		return err
 	}
 	switch code := arbitrated(answer); code {
 	case codes.OK:
 		c.primary = true
-	case codes.AlreadyExists, codes.NotFound: // there is another primary controller, or none
+	case codes.AlreadyExists, codes.NotFound: // there is another primary controller
 	default:
 		return status.Error(code, answer.GetArbitration().GetStatus().GetMessage())
 	}
 	return nil
+}
+
+// announce sends the election ID, and returns the switch's answer.
+func (c *Client) announce() (*p4v1.StreamMessageResponse, error) {
+	err := c.stream.Send(&p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_Arbitration{
+		Arbitration: &p4v1.MasterArbitrationUpdate{DeviceId: c.device, ElectionId: c.election},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return c.stream.Recv()
+}
+
+// next returns the next higher election ID.
+func next(id *p4v1.Uint128) *p4v1.Uint128 {
+	above := &p4v1.Uint128{High: id.GetHigh(), Low: id.GetLow() + 1}
+	if above.Low == 0 {
+		above.High++
+	}
+	return above
 }
 
 // arbitrated returns what the switch says about the primary controller. OK: it is this one.

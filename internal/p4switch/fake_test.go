@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,7 +35,9 @@ type fake struct {
 	mu      sync.Mutex
 	program *program
 	config  *p4v1.ForwardingPipelineConfig
-	primary uint64 // the highest election ID so far
+	highest uint64 // the highest election ID so far
+	// primary is the stream of the primary controller; nil: there is none.
+	primary p4v1.P4Runtime_StreamChannelServer
 	streams []p4v1.P4Runtime_StreamChannelServer
 	tables  map[string]string            // values by table and key
 	counts  map[string]*p4v1.CounterData // by counter and index
@@ -101,6 +104,7 @@ func (f *fake) StreamChannel(stream p4v1.P4Runtime_StreamChannelServer) error {
 	for {
 		request, err := stream.Recv()
 		if err != nil {
+			f.forget(stream)
 			return err
 		}
 		if err := f.arbitrate(stream, request.GetArbitration().GetElectionId().GetLow()); err != nil {
@@ -115,19 +119,37 @@ func (f *fake) arbitrate(stream p4v1.P4Runtime_StreamChannelServer, id uint64) e
 	defer f.mu.Unlock()
 	answer := func(code codes.Code) *p4v1.StreamMessageResponse {
 		return &p4v1.StreamMessageResponse{Update: &p4v1.StreamMessageResponse_Arbitration{
-			Arbitration: &p4v1.MasterArbitrationUpdate{Status: &rpcstatus.Status{Code: int32(code)}},
+			Arbitration: &p4v1.MasterArbitrationUpdate{
+				Status: &rpcstatus.Status{Code: int32(code)}, ElectionId: &p4v1.Uint128{Low: f.highest},
+			},
 		}}
 	}
-	others := f.streams
-	f.streams = append(f.streams, stream)
-	if id < f.primary {
+	if !slices.Contains(f.streams, stream) {
+		f.streams = append(f.streams, stream)
+	}
+	switch {
+	case id < f.highest && f.primary == nil:
+		return stream.Send(answer(codes.NotFound))
+	case id < f.highest:
 		return stream.Send(answer(codes.AlreadyExists))
 	}
-	f.primary = id
-	for _, other := range others {
-		_ = other.Send(answer(codes.AlreadyExists)) // it may have gone
+	f.highest, f.primary = id, stream
+	for _, other := range f.streams {
+		if other != stream {
+			_ = other.Send(answer(codes.AlreadyExists))
+		}
 	}
 	return stream.Send(answer(codes.OK))
+}
+
+// forget notes that a controller has gone.
+func (f *fake) forget(stream p4v1.P4Runtime_StreamChannelServer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.streams = slices.DeleteFunc(f.streams, func(s p4v1.P4Runtime_StreamChannelServer) bool { return s == stream })
+	if f.primary == stream {
+		f.primary = nil
+	}
 }
 
 func (f *fake) GetForwardingPipelineConfig(
@@ -146,7 +168,7 @@ func (f *fake) SetForwardingPipelineConfig(
 ) (*p4v1.SetForwardingPipelineConfigResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r.ElectionId.GetLow() != f.primary {
+	if r.ElectionId.GetLow() != f.highest {
 		return nil, status.Error(codes.PermissionDenied, "not primary")
 	}
 	f.config, f.tables = r.Config, map[string]string{}
@@ -156,7 +178,7 @@ func (f *fake) SetForwardingPipelineConfig(
 func (f *fake) Write(_ context.Context, r *p4v1.WriteRequest) (*p4v1.WriteResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r.ElectionId.GetLow() != f.primary {
+	if r.ElectionId.GetLow() != f.highest {
 		return nil, status.Error(codes.PermissionDenied, "not primary")
 	}
 	results := make([]*p4v1.Error, len(r.Updates))

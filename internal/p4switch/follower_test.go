@@ -120,9 +120,6 @@ func TestFollowerWaits(t *testing.T) {
 	case <-time.After(200 * time.Millisecond):
 	}
 	stop()
-	f.mu.Lock()
-	f.primary = 0
-	f.mu.Unlock()
 	second := contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
 	isSecond := viewOf(second)
 	contents <- second
