@@ -26,6 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/p4switch/switchtest"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/testhost"
@@ -47,6 +48,7 @@ type fixture struct {
 	*Balancer
 	*network
 	t        testing.TB
+	opener   testing.TB           // that of open; t can be that of a part of the test
 	clock    *dataplane.FlowClock // the clock of this process and all further ones
 	identity dataplane.Identity
 	// inside is true if frames arrive on node.inside.
@@ -68,6 +70,8 @@ type fixture struct {
 	applied *desired.Balancer
 	// inferred is the time up to which the balancer has inferred the loads of servers.
 	inferred time.Time
+	mirror   *mirror // nil before the first frame that it gets
+	coverage *coverage
 }
 
 // network is a network namespace with the links. No packet is ever sent on them.
@@ -134,7 +138,7 @@ func openWith(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock, f
 		}
 	})
 	f := &fixture{
-		t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{},
+		t: t, opener: t, coverage: coverageOf(t), clock: clock, via: map[string]string{}, silent: map[string]bool{},
 		foresees: foresees, dryRuns: map[*ebpf.Program]*dataplane.DryRun{},
 	}
 	var err error
@@ -144,7 +148,13 @@ func openWith(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock, f
 	reusable.record(t, &f.plane.Objects)
 	f.route()
 	f.attached = true // there is no interface, but next hops that are not found are now cleared
-	t.Cleanup(func() { f.stop() })
+	t.Cleanup(func() {
+		f.stop()
+		f.checkCoverage()
+	})
+	if _, isFuzzer := t.(*testing.F); isFuzzer && switchtest.IsInstalled() && f.fitsSwitch() {
+		f.openMirror() // the fuzz target must not use t
+	}
 	return f
 }
 
@@ -354,6 +364,9 @@ func (f *fixture) runIn(frame []byte, context *frameContext) outcome {
 	if foreseen != nil {
 		f.checkCounters(foreseen.decision, o)
 	}
+	if context == nil { // a switch does not know what drivers tell XDP
+		f.runSwitch(frame, o)
+	}
 	return o
 }
 
@@ -369,6 +382,7 @@ func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out
 func (f *fixture) foreseeAndExec(frame []byte, context *frameContext) (dry *foreseen, verdict uint32, out []byte) {
 	f.t.Helper()
 	f.refill()
+	f.covers()
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
 	metadata := 0
 	if context != nil {

@@ -57,7 +57,7 @@ func TestFormerFlowsOutliveReloads(t *testing.T) {
 				}
 			}
 			syn := frameOf(web, packet.Timestamps(7, 0))
-			f := openFormer(t, before, withHints(stateless(placement, 3)), func(f *fixture) {
+			f := openFormer(t, before, withHints(multilinear(stateless(placement, 3))), func(f *fixture) {
 				f.enterAt(f.plane.Flows, f.row(web, "web")[0], stateEstablished, 0)
 			})
 			server := f.row(web, "web")[0]
@@ -65,7 +65,7 @@ func TestFormerFlowsOutliveReloads(t *testing.T) {
 				f.mustApply, func(next *desired.Balancer) { f.restartAs(next) },
 			} {
 				f.requireKnown("web")
-				next := withHints(stateless(placement, 3))
+				next := withHints(multilinear(stateless(placement, 3)))
 				next.Node.Instance = f.cfg.Node.Instance
 				for j := range next.Services {
 					next.Services[j].Timeouts.New += time.Duration(i+1) * time.Second
@@ -102,7 +102,7 @@ func (f *fixture) requireKnown(service string) {
 // cookie would end the connection.
 func TestPacketsWhileStatelessEnds(t *testing.T) {
 	t.Parallel()
-	before := func() *desired.Balancer { return withHints(stateless(desired.PlacementHunt, 2)) }
+	before := func() *desired.Balancer { return withHints(multilinear(stateless(desired.PlacementHunt, 2))) }
 	for name, after := range map[string]func() *desired.Balancer{
 		"table": func() *desired.Balancer { return withHints(hunting(desired.SelectConsistent, 2)) },
 		"hint":  func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },

@@ -182,7 +182,8 @@ func (r *reference) vary(frames [][]byte) {
 	}
 }
 
-// varyTabled makes servers of services with a flow table fail, or drains them, and enters flows.
+// varyTabled makes servers of some services fail, or drains them. It enters flows of those services
+// that have a flow table.
 func (r *reference) varyTabled(random *rand.Rand) {
 	for _, flow := range []dataplane.Flow{web, web4, dns, dns4, hunt, hunt4, turns, dnsTurns} {
 		svc := r.classify(flow)
@@ -194,6 +195,9 @@ func (r *reference) varyTabled(random *rand.Rand) {
 			isHit := random.IntN(3) == 0
 			r.fail(svc, svc.Servers[i].Name, harm == 0 && isHit)
 			r.drain(svc, i, harm == 1 && isHit)
+		}
+		if svc.FindsByColumn() {
+			continue
 		}
 		for port := range uint16(3) {
 			if random.IntN(3) == 0 {

@@ -274,6 +274,7 @@ func (r *reference) disagreementOfAll(frames [][]byte) string {
 		if verdict, out := r.exec(frame, nil); verdict != o.Verdict || !bytes.Equal(out, o.Frame) {
 			return numbered(i, frames) + explain(frame, o, outcome{verdict, out, o.Reasons, o.Servers})
 		}
+		r.runSwitch(frame, o)
 		if text := r.explainHints(); text != "" {
 			return numbered(i, frames) + explain(frame, o, o) + text
 		}

@@ -18,7 +18,7 @@ const hints = 1 << 14
 
 // hinting returns the configuration of stateless with persistence hint.
 func hinting(placement desired.Placement, candidates int) *desired.Balancer {
-	cfg := stateless(placement, candidates)
+	cfg := multilinear(stateless(placement, candidates))
 	cfg.Node.Limits.Hints = hints
 	for i := range cfg.Services {
 		cfg.Services[i].Persistence = desired.PersistenceHint
@@ -92,7 +92,7 @@ func TestHintFollowsSignals(t *testing.T) {
 // A dry run notes the cookie or the hint by which a packet finds its server.
 func TestDryRunNotesCookiesAndHints(t *testing.T) {
 	t.Parallel()
-	f := open(t, withHints(stateless(desired.PlacementHunt, 4)))
+	f := open(t, withHints(multilinear(stateless(desired.PlacementHunt, 4))))
 	f.foresees = true
 	row := f.row(web, "web")
 	f.create(web, "web", row[3], 0)
@@ -134,8 +134,8 @@ func TestPacketsThatCannotBeReturned(t *testing.T) {
 				syn := frameWith()
 				f.check(f.visited(syn, flow, service, "forward_hunt", all...), f.run(syn))
 
-				f.mustApply(withHints(stateless(desired.PlacementHunt, 4)))
-				f.cfg = withHints(stateless(desired.PlacementHunt, 4))
+				f.mustApply(withHints(multilinear(stateless(desired.PlacementHunt, 4))))
+				f.cfg = withHints(multilinear(stateless(desired.PlacementHunt, 4)))
 				marked := frameWith(packet.Flags(packet.ACK), packet.Timestamps(9, 4096|2))
 				list = stages(srv6.Steer, row[2], row[0], row[1], row[3])
 				f.check(f.cookied(marked, flow, service, "forward_recover", list...), f.run(marked))
@@ -278,7 +278,7 @@ func TestHintOutlivesChanges(t *testing.T) {
 func TestMisleadingCookiesOfChangedColumns(t *testing.T) {
 	t.Parallel()
 	f := open(t, hinting(desired.PlacementHunt, 2))
-	cfg := withHints(stateless(desired.PlacementHunt, 2))
+	cfg := withHints(multilinear(stateless(desired.PlacementHunt, 2)))
 	for i := range cfg.Services {
 		svc := &cfg.Services[i]
 		svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return s.Name == "s3" })
@@ -288,7 +288,7 @@ func TestMisleadingCookiesOfChangedColumns(t *testing.T) {
 		before[port] = f.row(fromPort(web, 30000+port), "web")
 	}
 	f.mustApply(cfg)
-	cfg = withHints(stateless(desired.PlacementHunt, 2))
+	cfg = withHints(multilinear(stateless(desired.PlacementHunt, 2)))
 	f.mustApply(cfg)
 	f.cfg = cfg
 	misled := 0

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/maphash"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 
@@ -73,15 +74,25 @@ func (b *Balancer) tellSwitch() {
 
 // offloaded lists the services that the switch balances, in the order of their names. A service
 // that was not stateless before is left out until its former flows have ended: only the flow table
-// knows their servers.
+// knows their servers. A service of all ports is left out if the host balances another port of its
+// VIP: the switch would take the packets of that port, too.
 func (b *Balancer) offloaded() (services []*service) {
+	type address struct {
+		netip.Addr
+		desired.Protocol
+	}
+	ofHost := map[address]bool{} // has a port of its own that the host balances
 	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		svc := b.services.byName[name]
 		if svc.whyNotOffloaded() == "" {
 			services = append(services, svc)
+		} else if svc.Port != desired.AllPorts {
+			ofHost[address{svc.VIP, svc.Protocol}] = true
 		}
 	}
-	return services
+	return slices.DeleteFunc(services, func(svc *service) bool {
+		return svc.Port == desired.AllPorts && ofHost[address{svc.VIP, svc.Protocol}]
+	})
 }
 
 // whyNotOffloaded returns why the switch does not balance a service, or an empty text.

@@ -17,12 +17,14 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// stateless returns the configuration of hunting, with persistence stateless.
+// stateless returns the configuration of hunting, with persistence stateless. A switch can balance
+// its services.
 func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 	cfg := hunting(desired.SelectConsistent, candidates)
 	for i := range cfg.Services {
 		svc := &cfg.Services[i]
 		svc.Persistence, svc.Generations, svc.History = desired.PersistenceStateless, 32, 3
+		svc.BucketHash, svc.Buckets = desired.BucketHashCRC32, 256
 		if svc.Placement = placement; placement == desired.PlacementHash {
 			svc.Selection = ""
 		}
@@ -30,10 +32,11 @@ func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 	return cfg
 }
 
-// byCRC makes the services of a configuration select buckets by CRC-32.
-func byCRC(cfg *desired.Balancer) *desired.Balancer {
+// multilinear makes the services of a configuration select buckets by the default hash. No switch can
+// balance them.
+func multilinear(cfg *desired.Balancer) *desired.Balancer {
 	for i := range cfg.Services {
-		cfg.Services[i].BucketHash, cfg.Services[i].Buckets = desired.BucketHashCRC32, 256
+		cfg.Services[i].BucketHash, cfg.Services[i].Buckets = desired.BucketHashMultilinear, 251
 	}
 	return cfg
 }
@@ -84,7 +87,8 @@ func TestStatelessKeepsFormerFlows(t *testing.T) {
 		t.Error("the transition ended before half-open flows could")
 	}
 	f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
-	f.check(f.cookied(misleading, web, "web", "forward_known", stages(srv6.Steer, row[0])...), f.run(misleading))
+	server := f.row(web, "web")[0] // by the other bucket hash
+	f.check(f.cookied(misleading, web, "web", "forward_known", stages(srv6.Steer, server)...), f.run(misleading))
 }
 
 // Rows that are not full, because there are few servers, have cookies of the same width as other
@@ -122,12 +126,12 @@ func TestCookiesOfShortRows(t *testing.T) {
 // flows have other buckets. New flows and cookies follow the new rows.
 func TestChangeOfBucketHash(t *testing.T) {
 	t.Parallel()
-	grown := stateless(desired.PlacementHunt, 2)
+	grown := multilinear(stateless(desired.PlacementHunt, 2))
 	web0 := &grown.Services[1]
 	web0.Servers = web0.Servers[1:]
-	f := openWith(t, stateless(desired.PlacementHunt, 2), stoppedClock(t), true)
+	f := openWith(t, multilinear(stateless(desired.PlacementHunt, 2)), stoppedClock(t), true)
 	f.mustApply(grown) // begins a second generation
-	cfg := byCRC(stateless(desired.PlacementHunt, 2))
+	cfg := stateless(desired.PlacementHunt, 2)
 	f.mustApply(cfg)
 	f.cfg = cfg
 	row := f.row(web, "web")

@@ -168,7 +168,7 @@ func (t *tracer) readable(name string, width int32, v Value) string {
 func (t *tracer) classify() (err error) {
 	flow := t.packet.Flow
 	if flow.Protocol == desired.UDP && len(t.payload()) < shortestQUIC {
-		t.trace.Reason = "pass_malformed" // the parser does not come to the end of the header quic_t
+		t.trace.Reason = "pass_protocol"
 		return nil
 	}
 	key := serviceKey(flow.Destination.Addr(), flow.Protocol, flow.Destination.Port())

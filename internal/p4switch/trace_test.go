@@ -108,7 +108,7 @@ func TestTraceShowsEntries(t *testing.T) {
 		}
 		return got
 	}
-	reason("pass_malformed", func(p *inspect.Packet) { p.Flow.Protocol, p.Length = desired.UDP, 64 })
+	reason("pass_protocol", func(p *inspect.Packet) { p.Flow.Protocol, p.Length = desired.UDP, 64 })
 	reason("pass_no_service", func(p *inspect.Packet) { p.Flow.Protocol, p.Length = desired.UDP, 65 })
 	reason("pass_no_service", func(p *inspect.Packet) { p.Flow.Destination = netip.AddrPortFrom(vip, 81) })
 	reaches := func(slot uint16, p *inspect.Packet) {

@@ -161,6 +161,13 @@ parser Parse(packet_in packet, out headers_t headers, inout packet_t p) {
     state udp {
         p.unusual = reason_t.PASS_PROTOCOL;
         packet.extract(headers.udp);
+        transition select(headers.udp.length) {
+            0 .. 24: accept;
+            default: quic;
+        }
+    }
+
+    state quic {
         packet.extract(headers.quic);
         p.protocol = PROTOCOL_UDP;
         p.source_port = headers.udp.source_port;

@@ -6,12 +6,15 @@ package switchtest
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +48,12 @@ type Switch struct {
 	ports map[int]int // the sockets at the other ends of the ports' cables, by port
 }
 
+// IsInstalled tells whether the software switch is in PATH.
+var IsInstalled = sync.OnceValue(func() bool {
+	_, err := exec.LookPath(program)
+	return err == nil
+})
+
 // Start starts a switch that runs the balancer until the test ends. It skips the test if the software
 // switch is not installed.
 func Start(t testing.TB) *Switch {
@@ -76,7 +85,7 @@ func StartEmpty(t testing.TB) (_ *Switch, address string) {
 	testhost.Must(t, ns.Do(s.connect))
 	t.Cleanup(s.disconnect)
 	address = "unix:" + filepath.Join(t.TempDir(), "p4runtime")
-	testhost.Must(t, ns.Do(func() error { return s.run(t, address) }))
+	run(t, ns, address)
 	return s, address
 }
 
@@ -118,6 +127,7 @@ func openSocket(ifindex int) (int, error) {
 	err = errors.Join(
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifindex}),
 		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
+		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 	)
@@ -130,9 +140,10 @@ func (s *Switch) disconnect() {
 	}
 }
 
-// run starts the process in the calling thread's network namespace. It needs the /sys of this
+// run runs the process in a network namespace until the test ends. It needs the /sys of this
 // namespace, which shows the interfaces.
-func (s *Switch) run(t testing.TB, address string) error {
+func run(t testing.TB, ns *netdev.Namespace, address string) {
+	t.Helper()
 	const script = `mount -t sysfs none /sys && exec "$@"`
 	args := []string{"--mount", "--propagation", "private", "sh", "-c", script, "sh", program, "--no-p4"}
 	for _, port := range []int{Network, Host} {
@@ -141,20 +152,24 @@ func (s *Switch) run(t testing.TB, address string) error {
 	cmd := exec.Command("unshare", append(args, "--", "--grpc-server-addr", address)...)
 	output := &tail{}
 	cmd.Stdout, cmd.Stderr = output, output
-	// The kernel kills the switch if the test's process ends. That needs a thread that lives on.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cmd.Start(); err != nil {
-		return err
-	}
+	// The kernel kills the switch if the test's process ends, or the thread that has started it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started, ended := make(chan error, 1), make(chan error, 1)
+	go func() {
+		ended <- ns.Do(func() error {
+			err := cmd.Start()
+			started <- err
+			return errors.Join(err, cmd.Wait())
+		})
+	}()
+	testhost.Must(t, <-started)
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		err := <-ended
 		if t.Failed() {
-			t.Logf("%s: %s", program, output.text)
+			t.Logf("%s ended (%v): %s", program, err, output.text)
 		}
 	})
-	return nil
 }
 
 // tail keeps the last output of a process.
@@ -191,13 +206,62 @@ func (s *Switch) Send(t testing.TB, port int, frame []byte) {
 // Receive returns the next frame that leaves by a port.
 func (s *Switch) Receive(t testing.TB, port int) []byte {
 	t.Helper()
-	frame := make([]byte, longest)
-	n, err := unix.Read(s.ports[port], frame)
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Read(s.ports[port], frame)
-	}
+	frame, err := receive(s.ports[port])
 	if err != nil {
 		t.Fatalf("no frame from port %d: %v", port, err)
 	}
-	return frame[:n]
+	return frame
+}
+
+// Exchange sends a frame into a port, and returns the only frame that leaves, with its port. No other
+// frame may be under way.
+func (s *Switch) Exchange(t testing.TB, port int, frame []byte) (by int, out []byte) {
+	t.Helper()
+	s.Send(t, port, frame)
+	waiting := []unix.PollFd{
+		{Fd: int32(s.ports[Network]), Events: unix.POLLIN}, {Fd: int32(s.ports[Host]), Events: unix.POLLIN},
+	}
+	n, err := unix.Poll(waiting, int(patience.Milliseconds()))
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Poll(waiting, int(patience.Milliseconds()))
+	}
+	switch {
+	case err != nil || n != 1:
+		t.Fatalf("%d ports have a frame (%v), after this one was sent: %x", n, err, frame)
+	case waiting[0].Revents != 0:
+		return Network, s.Receive(t, Network)
+	}
+	return Host, s.Receive(t, Host)
+}
+
+// receive returns the next frame of a packet socket.
+func receive(fd int) ([]byte, error) {
+	frame, control := make([]byte, longest), make([]byte, 64)
+	n, length, _, _, err := unix.Recvmsg(fd, frame, control, 0)
+	for errors.Is(err, unix.EINTR) {
+		n, length, _, _, err = unix.Recvmsg(fd, frame, control, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	tag, err := tagIn(control[:length])
+	return slices.Insert(frame[:n], 12, tag...), err
+}
+
+// tagIn returns the VLAN tag that the kernel has removed from a frame, if it had one: struct
+// tpacket_auxdata of Linux.
+func tagIn(control []byte) ([]byte, error) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil, err
+	}
+	if len(messages) != 1 || len(messages[0].Data) < 20 {
+		return nil, fmt.Errorf("a frame without PACKET_AUXDATA: %x", control)
+	}
+	auxiliary := messages[0].Data
+	if binary.NativeEndian.Uint32(auxiliary)&unix.TP_STATUS_VLAN_VALID == 0 {
+		return nil, nil
+	}
+	tag := binary.BigEndian.AppendUint16(nil, binary.NativeEndian.Uint16(auxiliary[18:]))
+	return binary.BigEndian.AppendUint16(tag, binary.NativeEndian.Uint16(auxiliary[16:])), nil
 }
