@@ -110,8 +110,6 @@ func hlb12(ctx context.Context, r *run) error {
 		r.drawFCT(c, "FCT at "+percent, axis, false)
 		r.draw(r.chart(c, "Flows that the powerful half gets, "+percent, axis,
 			chart.Axis{Label: "share of flows", Max: 1}, powerful))
-		r.alike("SED / LSQ, equal servers, "+percent, c.mean(0, "SED")/c.mean(0, "LSQ"),
-			"equivalent, says the text")
 		for i, name := range axis.axis.Categories {
 			r.fastest(c, i, "HLB", ", "+name+", "+percent,
 				"better in all tested scenarios, says the text")

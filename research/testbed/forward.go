@@ -49,11 +49,9 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 				p.name(), p.benchCase(), p.Case.Encapsulation)
 		}
 		const ns = 1e-9
-		host := 0.0 // the time of the host program, which is left out
-		if p.ofNewFlows() {
-			host = times[i].Median - times[i].Net
-		}
-		median := (times[i].Median - host) * ns
+		// The papers compare balancers, so the time of the host program is left out.
+		host := times[i].Median - times[i].Net
+		median := times[i].Net * ns
 		run := &Run{
 			Case: p.Case.Name, Point: p.point, Seed: p.seed, Balancers: 1,
 			Requests: uint64(times[i].Rounds) * uint64(o.Packets), Failures: map[string]uint64{},
@@ -67,9 +65,7 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	return nil
 }
 
-// ofNewFlows tells whether the packets are of flows that the balancer does not know. The times of
-// such packets are given without the time of the host program, because the papers compare how many
-// packets a core can forward.
+// ofNewFlows tells whether the packets are of flows that the balancer does not know.
 func (p planned) ofNewFlows() bool {
 	return p.Case.Packets == PacketsSYN || p.Case.Packets == PacketsMix
 }
