@@ -14,15 +14,30 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// forward measures the CPU time of packets in all cases at all points. Each round of measurements
-// goes through all cases and points. So all runs are made together, or none. Response.Mean is the
-// median of the measurements, because other programs on the machine lengthen some of them.
+// forward measures the CPU time of packets in all cases at all points, once for each seed that the
+// results lack.
 func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
-	plan := s.plan()
-	isMissing := func(p planned) bool { return !st.has(p) }
-	if !slices.ContainsFunc(plan, isMissing) {
-		return nil
+	for seed := range s.Seeds {
+		plan := s.plan()
+		plan = slices.DeleteFunc(plan, func(p planned) bool { return p.seed != uint64(seed+1) })
+		isMissing := func(p planned) bool { return !st.has(p) }
+		if !slices.ContainsFunc(plan, isMissing) {
+			continue
+		}
+		if err := s.forwardOnce(ctx, st, plan, progress); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// forwardOnce makes the planned runs, which have the same seed. Each round of measurements goes
+// through all cases and points. So all of these runs are made together, and replace those that an
+// interruption left. Response.Mean is the median of the measurements, because other programs on the
+// machine lengthen some of them.
+func (s settings) forwardOnce(
+	ctx context.Context, st *store, plan []planned, progress func(string),
+) error {
 	o := bench.DefaultPacketOptions()
 	var names []string
 	for _, p := range plan {
@@ -41,7 +56,9 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	if err != nil {
 		return err
 	}
-	st.results.Runs = nil
+	st.results.Runs = slices.DeleteFunc(st.results.Runs, func(r Run) bool {
+		return r.Seed == plan[0].seed
+	})
 	for _, p := range plan {
 		i := slices.IndexFunc(times, p.isOf)
 		if i < 0 {
