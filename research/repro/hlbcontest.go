@@ -111,6 +111,11 @@ type contest struct {
 	results [][]*sim.Result // by setting and rival
 }
 
+// ifAtEnd begins a reason that docs/research/reproduction.md explains: HLB is better with these
+// choices, which are not those of the paper's text.
+const ifAtEnd = "if HLB takes one duration at the end of a flow instead of those of algorithm 1, " +
+	"counts flows from the SYN, and takes an unknown server for an average one"
+
 // hlbPaperRuns is the paper's smallest number of runs (section VI). Figure 10 has fewer (footnote
 // 10).
 const hlbPaperRuns, hlb10PaperRuns = 10, 5

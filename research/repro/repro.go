@@ -59,6 +59,8 @@ type run struct {
 	Settings
 	figure string
 	result Result
+	// explained is the number of checks up to the last one whose note has a reason.
+	explained int
 }
 
 func (r *run) draw(c chart.Chart) { r.result.Charts = append(r.result.Charts, c) }

@@ -80,8 +80,35 @@ func (r *run) equal(quantity string, ratio sim.Estimate, note string) {
 	r.check(quantity, tolerance.Equal, ratio.Value, allowance{tolerance.MonteCarlo, ratio.Half}, note)
 }
 
+// because adds to the note of the last check why it is outside, if it is. The reason was tested, or
+// is part of a conjecture or of the paper's text.
+func (r *run) because(format string, args ...any) {
+	c := &r.result.Checks[len(r.result.Checks)-1]
+	if !c.OK {
+		c.outside(fmt.Sprintf(format, args...))
+		r.explained = len(r.result.Checks)
+	}
+}
+
+// unexplained marks the last check as outside without a reason, if it is outside and because was
+// not called for it.
+func (r *run) unexplained() {
+	if n := len(r.result.Checks); n > r.explained && !r.result.Checks[n-1].OK {
+		r.result.Checks[n-1].outside("unexplained")
+	}
+}
+
+// outside adds the reason to the note of a check that is outside.
+func (c *Check) outside(reason string) {
+	if c.Note != "" {
+		c.Note += "; "
+	}
+	c.Note += "reason: " + reason
+}
+
 // check adds a check of a measured value. paper is a statement that tolerance.Parse reads.
 func (r *run) check(quantity, paper string, measured float64, by allowance, note string) {
+	r.unexplained() // the check before
 	printed := mustParse(paper)
 	allowed := by.rule.Allowed(printed, by.scatter)
 	r.result.Checks = append(r.result.Checks, Check{
