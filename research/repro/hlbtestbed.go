@@ -256,7 +256,7 @@ func hlb23(ctx context.Context, r *run) error {
 	before, after := weights.mean(settled, change), weights.mean(seconds-last, seconds)
 	r.fastest(c, 0, "HLB", ", flows from 30 s on", "better than other algorithms, says the text")
 	r.because("afterwards both groups have the same capacity, and LSQ takes all servers for equal. If " +
-		"the additional work leaves three quarters of the speed, HLB takes 0.93 of LSQ's time, and " +
+		"the additional work leaves three quarters of the speed, HLB takes 0.95 of LSQ's time, and " +
 		"1.03 of SED's")
 	r.smaller("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
 		"HLB adapts its weights, says the text")
