@@ -28,10 +28,7 @@ var (
 
 // nameOfPlacement returns the name that package placement has for a placement of the paper.
 func nameOfPlacement(paper string) string {
-	if paper == "LSQ" {
-		return "least-queue"
-	}
-	return strings.ToLower(paper)
+	return strings.ToLower(strings.Replace(paper, "LSQ", "least-queue", 1))
 }
 
 // rivals returns the placements with the given names. They have their default parameters, except

@@ -344,3 +344,15 @@ func TestCountResets(t *testing.T) {
 		}
 	}
 }
+
+// TestRivals checks that each name of the paper has a placement, also among two servers.
+func TestRivals(t *testing.T) {
+	names := append(slices.Clone(everyRival), "HLB-FIX", "GSQ", "LSQ2", "SED2", "HLB2", "Oracle2")
+	list, err := rivals(names...)
+	testhost.Must(t, err)
+	for _, rival := range list {
+		if _, _, err := rival.spec.Build(); err != nil {
+			t.Errorf("%s: %v", rival.name, err)
+		}
+	}
+}
