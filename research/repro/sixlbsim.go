@@ -73,7 +73,13 @@ func figure10a(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	below, above, err := fitEquation6(results)
+	means := make([][]float64, len(hunterThresholds))
+	for i := range means {
+		for _, result := range results[i] {
+			means[i] = append(means[i], result.Mean().Value)
+		}
+	}
+	below, above, err := fitEquation6(means)
 	if err != nil {
 		return err
 	}
@@ -133,10 +139,11 @@ var hunterThresholds = []int{0, 4, 8, 16}
 // modelEnd is the load from which the model does not fit any more, according to section VI-B2.
 const modelEnd = 0.9
 
-// fitEquation6 fits equation (6) to the results of SC below modelEnd, by one coefficient of time and
-// one of load, and applies both to all policies (footnote 5). It returns the largest factors by
-// which simulation and equation differ: below modelEnd, and from there on. A factor is at least 1.
-func fitEquation6(results [][]*sim.Result) (below, above float64, err error) {
+// fitEquation6 fits equation (6) to the means of SC below modelEnd, by one coefficient of time and
+// one of load, and applies both to all policies (footnote 5). The means have the order of
+// hunterThresholds and sixLBLoads. It returns the largest factors by which means and equation
+// differ: below modelEnd, and from there on. A factor is at least 1.
+func fitEquation6(means [][]float64) (below, above float64, err error) {
 	times := func(scale float64, threshold int) ([]float64, error) { // in mean service times
 		var list []float64
 		for _, rho := range sixLBLoads {
@@ -159,7 +166,7 @@ func fitEquation6(results [][]*sim.Result) (below, above float64, err error) {
 		sum, squares, n := 0.0, 0.0, 0.0
 		for j, rho := range sixLBLoads {
 			if rho < modelEnd {
-				x := list[j] / results[0][j].Mean().Value
+				x := list[j] / means[0][j]
 				sum, squares, n = sum+x, squares+x*x, n+1
 			}
 		}
@@ -173,7 +180,7 @@ func fitEquation6(results [][]*sim.Result) (below, above float64, err error) {
 			return 0, 0, err
 		}
 		for j, rho := range sixLBLoads {
-			ratio := results[i][j].Mean().Value / (unit * list[j])
+			ratio := means[i][j] / (unit * list[j])
 			if rho < modelEnd {
 				below = max(below, ratio, 1/ratio)
 			} else {

@@ -28,3 +28,22 @@ func TestVerdictsOfRules(t *testing.T) {
 		}
 	}
 }
+
+// TestReasons checks that the note of a check that is outside has its reason, or says that there is
+// none, and that other notes stay as they are.
+func TestReasons(t *testing.T) {
+	r := &run{}
+	r.about("q", "1", 3, digits, "a")
+	r.because("too %s", "slow")
+	r.about("q", "1", 1, digits, "b")
+	r.because("of nothing")
+	r.about("q", "1", 3, digits, "")
+	r.about("q", "1", 3, digits, "c")
+	r.unexplained()
+	want := []string{"a; reason: too slow", "b", "reason: unexplained", "c; reason: unexplained"}
+	for i, c := range r.result.Checks {
+		if c.Note != want[i] {
+			t.Errorf("note %d is %q, want %q", i, c.Note, want[i])
+		}
+	}
+}

@@ -27,8 +27,17 @@ func TestClaimBySimulation(t *testing.T) {
 			t.Errorf("the condition is %q, want %q", c.Condition, want)
 		}
 	}
-	r := measuredRuns(map[string][]float64{"a": {0.9, 0.9}, "b": {1, 1}}, map[string]float64{"a": 0.89, "b": 1})
+	// Seeds differ, but each measured ratio is 0.01 above the simulated one: there is no interval.
+	r := measuredRuns(map[string][]float64{"a": {0.8, 0.9, 1}, "b": {1, 1, 1}}, map[string]float64{"a": 1, "b": 1})
+	for i := range 3 {
+		r.Runs[i].Simulated.Mean = r.Runs[i].Measured.Mean - 0.01
+	}
 	c := claim
+	if c.judge(r); *c.Met || *c.Tolerance > 1e-9 {
+		t.Errorf("%+v, want a tolerance of 0, which 0.01 exceeds", c)
+	}
+	r = measuredRuns(map[string][]float64{"a": {0.9, 0.9}, "b": {1, 1}}, map[string]float64{"a": 0.89, "b": 1})
+	c = claim
 	c.Over = "c"
 	if c.judge(r); c.Met != nil || c.Measured != nil {
 		t.Error("a claim about a case without runs is judged")
@@ -79,6 +88,17 @@ func TestClaimOfAPaper(t *testing.T) {
 	c := Claim{Quantity: "mean", Of: "a", Over: "b", Paper: "2", Rule: "monte-carlo"}
 	if c.judge(r); c.Met != nil || *c.Measured != 2 || c.Tolerance != nil {
 		t.Errorf("%+v, want a value and no verdict, because one seed has no interval", c)
+	}
+}
+
+// TestClaimAtTwoPoints divides by the quantity of a case at another point.
+func TestClaimAtTwoPoints(t *testing.T) {
+	r := measuredRuns(map[string][]float64{"a": {2}, "b": {1}}, nil)
+	r.Runs = append(r.Runs, Run{Case: "b", Point: 8, Seed: 1, Measured: Response{Mean: 4}})
+	r.Planned = len(r.Runs)
+	c := Claim{Quantity: "mean", Of: "a", At: 4, Over: "b", OverAt: 8, Paper: "0.50", Rule: "digits"}
+	if c.judge(r); !*c.Met || *c.Measured != 0.5 {
+		t.Errorf("%+v, want 2/4", c)
 	}
 }
 
