@@ -183,7 +183,7 @@ func hlb19(ctx context.Context, r *run) error {
 			r.smaller("slowdown of HLB by 1024 instead of 65536 buckets", other+", "+percent,
 				slowdown("HLB"), slowdown(other),
 				"less sensitive to the size of the table, says the text")
-			r.because("unexplained. %s, its slowdown is 5%% at 70%% and 17%% at 90%%, and SED's is "+
+			r.because("unexplained; %s, its slowdown is 5%% at 70%% and 17%% at 90%%, and SED's is "+
 				"1%% and 12%%", ifAtEnd)
 		}
 		byLoad = append(byLoad, c)
