@@ -443,21 +443,25 @@ func showPlacements(cmd *cobra.Command) error {
 	return err
 }
 
-// printClaim prints a claim of a paper. If something was measured for the claim, it also prints
-// whether the results meet it.
+// printClaim prints a claim. If something was measured for the claim, it also prints whether the
+// results meet it. For a claim that is never judged, it prints the reason.
 func printClaim(out io.Writer, c testbed.Claim) {
 	fmt.Fprintf(out, "claim: %s\n", c.Text)
+	if c.Quantity == "" {
+		fmt.Fprintf(out, "  %s\n", c.Condition)
+	}
 	if c.Measured == nil {
 		return
 	}
-	verdict := "is not met"
-	if *c.Met {
+	verdict := "is not judged"
+	switch {
+	case c.Met == nil: // one seed, for example
+	case *c.Met:
 		verdict = "is met"
+	default:
+		verdict = "is not met"
 	}
 	fmt.Fprintf(out, "  %s %s: %.3g", c.Condition, verdict, *c.Measured)
-	if c.Half != nil {
-		fmt.Fprintf(out, " ± %.2g", *c.Half)
-	}
 	if c.Simulated != nil {
 		fmt.Fprintf(out, " (simulated: %.3g)", *c.Simulated)
 	}

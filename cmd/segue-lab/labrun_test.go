@@ -33,3 +33,35 @@ func TestPrintOrder(t *testing.T) {
 		t.Errorf("open connections have an order:\n%s", &output)
 	}
 }
+
+// TestPrintClaims checks the verdicts of claims: met, not met, without an interval, without results,
+// and without a condition.
+func TestPrintClaims(t *testing.T) {
+	for _, test := range []struct {
+		claim testbed.Claim
+		want  string
+	}{
+		{
+			testbed.Claim{
+				Text: "a", Quantity: "mean", Condition: "mean(x): 2 ± 0.5 (paper)",
+				Measured: new(2.25), Simulated: new(2.0), Met: new(true),
+			},
+			"claim: a\n  mean(x): 2 ± 0.5 (paper) is met: 2.25 (simulated: 2)\n",
+		},
+		{
+			testbed.Claim{Text: "a", Quantity: "mean", Condition: "c", Measured: new(3.0), Met: new(false)},
+			"claim: a\n  c is not met: 3\n",
+		},
+		{
+			testbed.Claim{Text: "a", Quantity: "mean", Condition: "c", Measured: new(3.0)},
+			"claim: a\n  c is not judged: 3\n",
+		},
+		{testbed.Claim{Text: "a", Quantity: "mean", Condition: "c"}, "claim: a\n"},
+		{testbed.Claim{Text: "a", Condition: "not judged: why"}, "claim: a\n  not judged: why\n"},
+	} {
+		var output bytes.Buffer
+		if printClaim(&output, test.claim); output.String() != test.want {
+			t.Errorf("%q, want %q", output.String(), test.want)
+		}
+	}
+}

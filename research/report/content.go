@@ -192,9 +192,6 @@ func (c *content) addClaims() {
 			Text: p.Text, Condition: p.Condition, Measured: text(p.Measured), Simulated: text(p.Simulated),
 			Model: text(p.Model), Verdict: "not judged", Class: "faint",
 		}
-		if p.Half != nil {
-			shown.Measured += " ± " + number(*p.Half)
-		}
 		if p.Met != nil {
 			c.Judged++
 			shown.Verdict, shown.Class = "not met", "bad"

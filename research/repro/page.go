@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/version"
 	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/tolerance"
 )
 
 //go:embed page.html
@@ -37,7 +38,7 @@ func (s *store) writePage(outcomes []Outcome) error {
 		Inside, Total int
 		Rules         any
 		Drawings      []drawing
-	}{Version: version.String(), Quick: s.key.Quick, Seed: s.key.Seed, Rules: Rules}
+	}{Version: version.String(), Quick: s.key.Quick, Seed: s.key.Seed, Rules: tolerance.Rules}
 	for _, o := range outcomes {
 		d := drawing{Outcome: o}
 		for i := range o.Charts {

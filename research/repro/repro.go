@@ -7,14 +7,13 @@ package repro
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/tolerance"
 )
 
 // Figure is a figure of a paper.
@@ -39,73 +38,20 @@ type Result struct {
 	Remarks []string
 }
 
-// Relation is the relation between a measured value and that of the paper.
-type Relation string
-
-// The relations.
-const (
-	About   Relation = "about"
-	AtMost  Relation = "at most"
-	AtLeast Relation = "at least"
-	// MoreThan is visibly more: by at least the tolerance.
-	MoreThan Relation = "more than"
-)
-
 // Check compares one quantity with a statement of the paper. Each quantity has one check. A variant
 // that is not the paper's is no check, but a remark.
 type Check struct {
-	Figure   string  `json:"figure"`
-	Quantity string  `json:"quantity"`
-	Paper    Claim   `json:"paper"`
-	Measured float64 `json:"measured"`
+	Figure   string              `json:"figure"`
+	Quantity string              `json:"quantity"`
+	Paper    tolerance.Statement `json:"paper"`
+	Measured float64             `json:"measured"`
 	// Rule is the rule from which the tolerance follows. Tolerance is the allowed difference
 	// between the measured value and the paper's value or bound, in the unit of the quantity.
-	Rule      Rule    `json:"rule"`
-	Tolerance float64 `json:"tolerance"`
-	OK        bool    `json:"ok"`
+	Rule      tolerance.Rule `json:"rule"`
+	Tolerance float64        `json:"tolerance"`
+	OK        bool           `json:"ok"`
 	// Note explains the quantity or the result.
 	Note string `json:"note"`
-}
-
-// Claim is a number or a bound that the paper states.
-type Claim struct {
-	Relation Relation
-	Value    float64
-}
-
-func (c Claim) String() string {
-	if c.Relation == About {
-		return fmt.Sprintf("%.4g", c.Value)
-	}
-	return fmt.Sprintf("%s %.4g", c.Relation, c.Value)
-}
-
-// MarshalJSON writes a number, or a string such as "at most 0.045".
-func (c Claim) MarshalJSON() ([]byte, error) {
-	if c.Relation == About {
-		return json.Marshal(c.Value)
-	}
-	return json.Marshal(c.String())
-}
-
-// UnmarshalJSON reads the output of MarshalJSON.
-func (c *Claim) UnmarshalJSON(b []byte) error {
-	if json.Unmarshal(b, &c.Value) == nil {
-		c.Relation = About
-		return nil
-	}
-	var text string
-	if err := json.Unmarshal(b, &text); err != nil {
-		return err
-	}
-	for _, relation := range []Relation{AtMost, AtLeast, MoreThan} {
-		if rest, ok := strings.CutPrefix(text, string(relation)+" "); ok {
-			c.Relation = relation
-			_, err := fmt.Sscan(rest, &c.Value)
-			return err
-		}
-	}
-	return fmt.Errorf("claim %q: neither a number nor a bound", text)
 }
 
 // run is the state while a figure is made.
@@ -113,6 +59,8 @@ type run struct {
 	Settings
 	figure string
 	result Result
+	// explained is the number of checks up to the last one whose note has a reason.
+	explained int
 }
 
 func (r *run) draw(c chart.Chart) { r.result.Charts = append(r.result.Charts, c) }

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/tolerance"
 )
 
 // counted is a figure that counts how often it was made.
@@ -155,21 +156,21 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestCheckJSON checks the keys that other programs rely on, and that claims are the same after
+// TestCheckJSON checks the keys that other programs rely on, and that statements are the same after
 // writing and reading.
 func TestCheckJSON(t *testing.T) {
-	for want, claim := range map[string]Claim{
-		`2.3`:              {About, 2.3},
-		`"at most 0.045"`:  {AtMost, 0.045},
-		`"at least 1e-06"`: {AtLeast, 1e-6},
-		`"more than 1"`:    {MoreThan, 1},
+	for want, paper := range map[string]tolerance.Statement{
+		`2.3`:              {Relation: tolerance.About, Value: 2.3},
+		`"at most 0.045"`:  {Relation: tolerance.AtMost, Value: 0.045},
+		`"at least 1e-06"`: {Relation: tolerance.AtLeast, Value: 1e-6},
+		`"more than 1"`:    {Relation: tolerance.MoreThan, Value: 1},
 	} {
 		check := Check{
 			Figure:    "f",
 			Quantity:  "q",
-			Paper:     claim,
+			Paper:     paper,
 			Measured:  1,
-			Rule:      Drawing,
+			Rule:      tolerance.Drawing,
 			Tolerance: 2,
 			OK:        true,
 			Note:      "n",
@@ -186,8 +187,8 @@ func TestCheckJSON(t *testing.T) {
 			t.Errorf("%s is read as %+v, error %v", got, back, err)
 		}
 	}
-	if err := json.Unmarshal([]byte(`"around 3"`), new(Claim)); err == nil {
-		t.Error("no error for a claim without a relation")
+	if err := json.Unmarshal([]byte(`"around 3"`), new(tolerance.Statement)); err == nil {
+		t.Error("no error for a statement without a relation")
 	}
 }
 

@@ -72,6 +72,7 @@ func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (
 	if err := figure.make(ctx, r); err != nil {
 		return Outcome{}, err
 	}
+	r.unexplained() // the last check
 	if err := r.result.finite(); err != nil {
 		return Outcome{}, err
 	}

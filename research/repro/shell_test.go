@@ -59,22 +59,26 @@ func TestReconfigure(t *testing.T) {
 	}
 }
 
-// TestEnding compares with the sum over the number of reconfigurations that a connection sees.
+// TestEnding compares with the geometric distribution: a connection with an exponential duration of
+// mean m sees n reconfigurations at a rate r with the probability (rm/(1+rm))ⁿ.
 func TestEnding(t *testing.T) {
 	infinite := []float64{0, 0.1, 0.3, 0.35}
-	const q = 0.6
-	got := ending(infinite, q)
-	for n := range infinite {
-		want := 0.0
-		for seen := range 200 {
-			want += math.Pow(q, float64(seen)) * (1 - q) * infinite[min(seen, n)]
+	const mean = 0.2
+	got := exponential.ending(infinite, mean)
+	want := 0.0
+	for n := 1; n < len(infinite); n++ {
+		for _, rate := range reconfigurationRates {
+			share := math.Pow(rate*mean/(1+rate*mean), float64(n)) / float64(len(reconfigurationRates))
+			want += share * (infinite[n] - infinite[n-1])
 		}
-		if math.Abs(got[n]-want) > 1e-12 {
+		if math.Abs(got[n]/want-1) > 0.02 { // 100 quantiles instead of the whole distribution
 			t.Errorf("n = %d: %v, want %v", n, got[n], want)
 		}
 	}
-	if q := calibrate(infinite, 0.05); math.Abs(ending(infinite, q)[3]-0.05) > 1e-9 {
-		t.Errorf("q = %v", q)
+	for _, d := range []durations{exponential, heavyTailed} {
+		if m := d.shortest(infinite, 0.05); math.Abs(d.ending(infinite, m)[3]-0.05) > 1e-9 {
+			t.Errorf("mean %v loses %v, want 0.05", m, d.ending(infinite, m)[3])
+		}
 	}
 }
 

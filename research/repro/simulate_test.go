@@ -344,3 +344,41 @@ func TestCountResets(t *testing.T) {
 		}
 	}
 }
+
+// TestRivals checks that each name of the paper has a placement, also among two servers.
+func TestRivals(t *testing.T) {
+	names := append(slices.Clone(everyRival), "HLB-FIX", "GSQ", "LSQ2", "SED2", "HLB2", "Oracle2")
+	list, err := rivals(names...)
+	testhost.Must(t, err)
+	for _, rival := range list {
+		if _, _, err := rival.spec.Build(); err != nil {
+			t.Errorf("%s: %v", rival.name, err)
+		}
+	}
+}
+
+// TestFitEquation6 finds the coefficients with which means were computed by equation (6), and the
+// policy whose means are larger.
+func TestFitEquation6(t *testing.T) {
+	const unit, scale = 0.3, 0.9
+	means := make([][]float64, len(hunterThresholds))
+	for i, threshold := range hunterThresholds {
+		for _, rho := range sixLBLoads {
+			s, err := steady(rho*scale, threshold)
+			testhost.Must(t, err)
+			means[i] = append(means[i], unit*s.MeanResponse())
+		}
+	}
+	below, above, err := fitEquation6(means)
+	testhost.Must(t, err)
+	if math.Abs(below-1) > 1e-6 || math.Abs(above-1) > 1e-6 {
+		t.Errorf("equation and means differ by the factors %v and %v, want 1", below, above)
+	}
+	means[2][0] *= 1.2
+	means[3][len(sixLBLoads)-1] /= 1.5
+	below, above, err = fitEquation6(means)
+	testhost.Must(t, err)
+	if math.Abs(below-1.2) > 1e-6 || math.Abs(above-1.5) > 1e-6 {
+		t.Errorf("the largest factors are %v and %v, want 1.2 and 1.5", below, above)
+	}
+}

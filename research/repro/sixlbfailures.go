@@ -8,6 +8,7 @@ import (
 
 	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/sim"
+	"github.com/segue-lb/segue/research/tolerance"
 )
 
 // failureLoad is the load at which section II-D of 6LB is simulated. The text does not state one.
@@ -87,7 +88,7 @@ func sectionIID(ctx context.Context, r *run) error {
 // fewer flows should fail than with SC: fewer is the measured share, divided by 1 - p_R.
 func (r *run) compareFailures(name string, experiments int, rejected, extra, fewer sim.Estimate) {
 	if name == srDynamic.name {
-		r.about("p_R of "+name+", %", "50", rejected.Value, sampled(rejected, experiments, derived),
+		r.about("p_R of "+name+", %", "50", rejected.Value, sampled(rejected, experiments, tolerance.Derived),
 			"")
 	}
 	pR := fmt.Sprintf("p_R = %.1f%% more, says the text", rejected.Value)

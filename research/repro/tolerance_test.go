@@ -2,43 +2,7 @@
 
 package repro
 
-import (
-	"math"
-	"testing"
-
-	"github.com/segue-lb/segue/research/sim"
-)
-
-// TestTolerances checks the tolerance of each rule, for a number and for a bound.
-func TestTolerances(t *testing.T) {
-	four := sampled(sim.Estimate{Value: 7, Half: 0.1}, 4, 1)
-	for _, test := range []struct {
-		by       allowance
-		relation Relation
-		paper    string
-		want     float64
-	}{
-		{digits, About, "2.3", 0.05},
-		{digits, About, "24.64", 0.005},
-		{digits, About, "40", 0.5},
-		{digits, AtMost, "2.3", 0},
-		{drawn, About, "2", 0.1},
-		{drawn, AtMost, "1", 0.05},
-		{stated, About, "2.3", 0},
-		{stated, AtLeast, "1", 0},
-		{four, About, "2.3", 0.05 + 0.1*math.Sqrt(5)},
-		{four, AtMost, "2.3", 0.1 * math.Sqrt(5)},
-		{sampled(sim.Estimate{Value: 7, Half: 0.1}, 4, derived), About, "2.3", 0.15},
-	} {
-		r := &run{}
-		r.check("q", test.relation, test.paper, 0, test.by, "")
-		if got := r.result.Checks[0]; math.Abs(got.Tolerance-test.want) > 1e-12 ||
-			got.Rule != test.by.rule {
-			t.Errorf("%v, %s %s: tolerance %v, want %v", test.by, test.relation, test.paper,
-				got.Tolerance, test.want)
-		}
-	}
-}
+import "testing"
 
 // TestVerdictsOfRules checks values just inside and just outside of the tolerance.
 func TestVerdictsOfRules(t *testing.T) {
@@ -65,15 +29,21 @@ func TestVerdictsOfRules(t *testing.T) {
 	}
 }
 
-// TestRulesAreDescribed checks that the page explains each rule that rows may name.
-func TestRulesAreDescribed(t *testing.T) {
-	described := map[Rule]bool{}
-	for _, r := range Rules {
-		described[r.Rule] = r.Text != ""
-	}
-	for _, a := range []allowance{digits, drawn, stated, sampled(sim.Estimate{}, 1, 1)} {
-		if !described[a.rule] {
-			t.Errorf("rule %q has no description", a.rule)
+// TestReasons checks that the note of a check that is outside has its reason, or says that there is
+// none, and that other notes stay as they are.
+func TestReasons(t *testing.T) {
+	r := &run{}
+	r.about("q", "1", 3, digits, "a")
+	r.because("too %s", "slow")
+	r.about("q", "1", 1, digits, "b")
+	r.because("of nothing")
+	r.about("q", "1", 3, digits, "")
+	r.about("q", "1", 3, digits, "c")
+	r.unexplained()
+	want := []string{"a; reason: too slow", "b", "reason: unexplained", "c; reason: unexplained"}
+	for i, c := range r.result.Checks {
+		if c.Note != want[i] {
+			t.Errorf("note %d is %q, want %q", i, c.Note, want[i])
 		}
 	}
 }

@@ -5,274 +5,306 @@ package testbed
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
+
+	"gonum.org/v1/gonum/stat"
+
+	"github.com/segue-lb/segue/research/sim"
+	"github.com/segue-lb/segue/research/tolerance"
 )
 
-// timesOf are the quantities of a claim that are times, by name.
-var timesOf = map[string]func(*Response) float64{
+// responseQuantities are the quantities of a claim that a response has, by name. The simulator has
+// them, too, and the model has the mean.
+var responseQuantities = map[string]func(*Response) float64{
 	"mean": func(r *Response) float64 { return r.Mean },
 	"p50":  func(r *Response) float64 { return r.P50 },
+	"p75":  func(r *Response) float64 { return r.quantile(0.75) },
 	"p90":  func(r *Response) float64 { return r.P90 },
 	"p99":  func(r *Response) float64 { return r.P99 },
-}
-
-// sharesOf are the other quantities. The simulator and the model do not have them.
-var sharesOf = map[string]func(*Summary) float64{
-	"failed":   func(s *Summary) float64 { return float64(s.Failed) / float64(s.Requests) },
-	"fairness": func(s *Summary) float64 { return s.Fairness },
-	// The largest distance of a server's responses, or of its open connections, from an even share.
-	"from-even": func(s *Summary) float64 { return s.FromEven },
 	// The share of the requests that the servers with the largest capacity served.
-	"large": func(s *Summary) float64 { return s.Measured.Large },
-	// What the balancers infer about the servers with the largest capacity, relative to the others.
-	"estimates":     func(s *Summary) float64 { return s.Estimates },
-	"overprovision": func(s *Summary) float64 { return s.Overprovision },
+	"large": func(r *Response) float64 { return r.Large },
 }
 
-// The words that Claim.Over may have in place of the name of a case. They compare a case with a
-// simulation of the same arrivals.
-const (
-	overSimulation = "simulation" // with the case's own placement
-	overOmniscient = "omniscient" // with a balancer that knows the requests on all servers
-)
+// runQuantities are the other quantities, which only measured runs have.
+var runQuantities = map[string]func(*Run) float64{
+	"failed":   func(r *Run) float64 { return float64(r.Failed) / float64(r.Requests) },
+	"fairness": func(r *Run) float64 { return r.Fairness },
+	// The largest distance of a server's responses, or of its open connections, from an even share.
+	"from-even": (*Run).FromEven,
+	// What the balancers infer about the servers with the largest capacity, relative to the others.
+	"estimates": (*Run).EstimateRatio,
+	// The responses of a server with the largest capacity, relative to those of another server.
+	"per-server": (*Run).responsesRatio,
+	// The mean response time of the other servers, relative to that of the servers with the largest
+	// capacity.
+	"slowdown":      (*Run).slowdown,
+	"overprovision": func(r *Run) float64 { return r.Overprovision },
+}
 
-// overReplay tells whether the claim compares a case with a replay of its arrivals.
-func (c Claim) overReplay() bool { return c.Over == overSimulation || c.Over == overOmniscient }
+// toSimulated is the word in place of the number of a statement that stands for the left side of
+// the condition in the simulator, for the same requests.
+const toSimulated = "simulated"
+
+// stated returns the claim's statement: the paper's, or ours.
+func (c Claim) stated() string { return cmp.Or(c.Paper, c.Ours) }
+
+// statement reads the claim's statement. If the statement is relative to the simulator, it has the
+// given value.
+func (c Claim) statement(simulated float64) (tolerance.Printed, error) {
+	relation, ok := strings.CutSuffix(c.stated(), toSimulated)
+	if !ok {
+		return tolerance.Parse(c.stated())
+	}
+	// Parse reads the relation with a number in place of the word. Only printed numbers are rounded.
+	p, err := tolerance.Parse(relation + "0")
+	p.Value, p.Rounding = simulated, 0
+	return p, err
+}
+
+// isToSimulated tells whether the claim's statement is relative to the simulator.
+func (c Claim) isToSimulated() bool { return strings.HasSuffix(c.stated(), toSimulated) }
 
 // problems calls fail for each field of the claim that is wrong or does not fit the experiment. A
-// claim without a quantity needs only a text.
+// claim without a quantity needs a text and the reason why it is not judged.
 func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
-	known := func(name string) bool {
-		return slices.ContainsFunc(e.Cases, func(c Case) bool { return c.Name == name })
-	}
 	if c.Text == "" {
 		fail("text", "required")
+	}
+	if (c.Quantity == "") != (c.Unjudged != "") {
+		fail("unjudged", "must be the reason why a claim without a quantity is not judged")
 	}
 	if c.Quantity == "" {
 		return // only text
 	}
-	isTime := timesOf[c.Quantity] != nil
-	if !isTime && sharesOf[c.Quantity] == nil {
-		fail("quantity", "must be mean, p50, p90, p99, failed, fairness, from-even, large, estimates or overprovision")
+	ofResponse := responseQuantities[c.Quantity] != nil
+	if !ofResponse && runQuantities[c.Quantity] == nil {
+		names := slices.Sorted(maps.Keys(responseQuantities))
+		names = append(names, slices.Sorted(maps.Keys(runQuantities))...)
+		fail("quantity", "must be one of "+strings.Join(names, ", "))
+	}
+	known := func(name string) bool {
+		return slices.ContainsFunc(e.Cases, func(c Case) bool { return c.Name == name })
 	}
 	if !known(c.Of) {
 		fail("of", "must be a case")
 	}
-	switch {
-	case c.Over == "" || known(c.Over):
-	case !c.overReplay() || !isTime:
-		fail("over", "must be a case, or simulation or omniscient for a quantity that is a time")
-	case e.Kind != KindLoad:
-		fail("over", "only runs of the kind load are replayed")
+	if c.Over != "" && !known(c.Over) {
+		fail("over", "must be a case")
 	}
 	for name, at := range map[string]float64{"at": c.At, "over-at": c.OverAt} {
 		if at != 0 && !slices.Contains(e.Points, at) && !slices.Contains(e.Full.Points, at) {
 			fail(name, "must be a point")
 		}
 	}
-	if c.OverAt != 0 && (c.At == 0 || c.Over == "" || c.overReplay()) {
+	if c.OverAt != 0 && (c.At == 0 || c.Over == "") {
 		fail("over-at", "needs at, and a case as over")
 	}
-	switch {
-	case c.Agree:
-		c.agreeProblems(e, known(c.Over), fail)
-	case c.BeyondSimulated == 0 && c.AtLeast == 0 && c.AtMost == 0:
-		fail("at-least", "at-least, at-most, beyond-simulated or agree is required")
-	case c.BeyondSimulated == 0:
-	case c.AtLeast != 0 || c.AtMost != 0:
-		fail("beyond-simulated", "not with at-least or at-most")
-	case e.Kind != KindLoad || !isTime || !known(c.Over) || c.OverAt != 0:
-		fail("beyond-simulated", "needs a quantity that is a time, another case as over, and the kind load")
+	if c.Type != "" && (!ofResponse || e.Static == 0 || c.Type != TypePage && c.Type != TypeStatic) {
+		fail("type", fmt.Sprintf("must be %q or %q, for a time of a wiki with static files", TypePage, TypeStatic))
+	}
+	c.statementProblems(e, ofResponse, fail)
+}
+
+// statementProblems checks the statement of the claim and its rule. ofResponse tells that the
+// simulator has the quantity.
+func (c Claim) statementProblems(e *Experiment, ofResponse bool, fail func(name, problem string)) {
+	if (c.Paper == "") == (c.Ours == "") {
+		fail("paper", "either paper or ours is required")
+		return
+	}
+	name := "paper"
+	if c.Ours != "" {
+		name = "ours"
+	}
+	if _, err := c.statement(0); err != nil {
+		fail(name, "must be a number as printed, a quotient of two, equal, or a bound such as \"at most 1\"")
+	}
+	if c.stated() == tolerance.Equal && c.Over == "" {
+		fail("over", "required, because equal is about the ratio of two cases")
+	}
+	if c.isToSimulated() && (name != "ours" || !ofResponse || e.Kind != KindLoad) {
+		fail(name, "only our claims about times under the kind load can be relative to the simulator")
+	}
+	rule, ok := tolerance.Named(c.Rule)
+	if !ok {
+		fail("rule", "must be digits, monte-carlo, drawing or stated")
+	}
+	if rule == tolerance.MonteCarlo && max(e.Seeds, e.Full.Seeds) < 2 {
+		fail("rule", "monte-carlo needs at least 2 seeds")
+	}
+	if c.PaperRuns < 0 || c.PaperRuns > 0 && (rule != tolerance.MonteCarlo || c.Paper == "") {
+		fail("paper-runs", "must be the paper's number of runs, for the rule monte-carlo")
 	}
 }
 
-// agreeProblems checks a claim that two cases agree.
-func (c Claim) agreeProblems(e *Experiment, overCase bool, fail func(name, problem string)) {
-	switch {
-	case c.AtLeast != 0 || c.AtMost != 0 || c.BeyondSimulated != 0:
-		fail("agree", "not with at-least, at-most or beyond-simulated")
-	case timesOf[c.Quantity] == nil || !overCase || c.OverAt != 0:
-		fail("agree", "needs a quantity that is a time, and another case as over")
-	case e.Seeds < 2:
-		fail("agree", "needs at least 2 seeds")
-	}
-}
-
-// condition returns the claim's condition for readers.
+// condition returns the claim's condition for readers. For a claim that is not judged, it is the
+// reason.
 func (c Claim) condition() string {
 	if c.Quantity == "" {
-		return ""
+		return "not judged: " + c.Unjudged
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s(%s)", c.Quantity, c.Of)
+	quantity := c.Quantity
+	if c.Type != "" {
+		quantity += " of a " + c.Type
+	}
+	fmt.Fprintf(&b, "%s(%s)", quantity, c.Of)
 	if c.OverAt > 0 {
 		fmt.Fprintf(&b, " at %v", c.At)
 	}
-	switch c.Over {
-	case "":
-	case overSimulation:
-		b.WriteString(" / simulated")
-	case overOmniscient:
-		b.WriteString(" / omniscient")
-	default:
-		fmt.Fprintf(&b, " / %s(%s)", c.Quantity, c.Over)
+	if c.Over != "" {
+		fmt.Fprintf(&b, " / %s(%s)", quantity, c.Over)
 	}
-	switch at := cmp.Or(c.OverAt, c.At); {
-	case at > 0:
+	if at := cmp.Or(c.OverAt, c.At); at > 0 {
 		fmt.Fprintf(&b, " at %v", at)
-	case c.BeyondSimulated != 0 || c.Agree:
-		b.WriteString(", at each point,")
-	default:
-		b.WriteString(", the largest of all points,")
 	}
-	if c.AtLeast > 0 {
-		fmt.Fprintf(&b, " ≥ %v", c.AtLeast)
+	fmt.Fprintf(&b, ": %s", c.stated())
+	if c.Tolerance != nil && *c.Tolerance > 0 {
+		fmt.Fprintf(&b, " ± %.2g", *c.Tolerance)
 	}
-	if c.AtMost > 0 {
-		fmt.Fprintf(&b, " ≤ %v", c.AtMost)
+	whose := "paper"
+	if c.Ours != "" {
+		whose = "ours"
 	}
-	if c.BeyondSimulated != 0 {
-		fmt.Fprintf(&b, " ≤ simulated + %v", c.BeyondSimulated)
-	}
-	if c.Agree {
-		fmt.Fprintf(&b, " = 1 within the 95%% confidence interval of %s(%s)", c.Quantity, c.Over)
-	}
+	rule, _ := tolerance.Named(c.Rule)
+	fmt.Fprintf(&b, " (%s; %s)", whose, rule)
 	return b.String()
 }
 
-// judge sets Condition. If all runs are there, it also sets the values of the condition's left
-// side, and whether the measured value meets the condition. Values that do not exist stay nil.
+// judge compares the left side of the condition with the statement at each point of the claim. It
+// keeps the values of the point where the left side is the furthest outside of the tolerance, or
+// the closest to its end. Met tells whether it is inside at all points. Values that do not exist
+// stay nil, and without them Met does, too. If runs are missing, no value exists.
 func (c *Claim) judge(r *Results) {
-	c.Condition, c.Measured, c.Half, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil, nil
+	c.Measured, c.Tolerance, c.Simulated, c.Model, c.Met = nil, nil, nil, nil, nil
+	defer func() { c.Condition = c.condition() }()
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
 		return
 	}
-	switch {
-	case c.BeyondSimulated != 0:
-		c.judgeBySimulation(r)
-		return
-	case c.Agree:
-		c.judgeAgreement(r)
-		return
-	}
-	if share := sharesOf[c.Quantity]; share != nil {
-		c.Measured = c.largest(r, share)
-	} else {
-		c.Measured = c.largest(r, c.time(measured))
-		if c.Over != overSimulation { // relative to itself, the simulated time is always 1
-			c.Simulated = c.largest(r, c.time(simulated))
-		}
-	}
-	if c.Quantity == "mean" && !c.overReplay() { // the model has no percentiles
-		c.Model = c.largest(r, c.time(modelled))
-	}
-	if c.Measured != nil {
-		c.Met = new((c.AtLeast == 0 || *c.Measured >= c.AtLeast) &&
-			(c.AtMost == 0 || *c.Measured <= c.AtMost))
-	}
-}
-
-// judgeBySimulation compares the ratio of Of to Over at each point with the simulated ratio. It
-// keeps both ratios of the point where the measured one exceeds the simulated one the most. If one
-// point lacks a value, Met stays nil.
-func (c *Claim) judgeBySimulation(r *Results) {
-	worst := math.Inf(-1)
-	for _, point := range c.points(r) {
-		m, s := c.value(r, point, c.time(measured)), c.value(r, point, c.time(simulated))
-		if math.IsNaN(m - s) {
-			return // not all points can be compared
-		}
-		if m-s > worst {
-			worst, c.Measured, c.Simulated = m-s, &m, &s
-		}
-	}
-	c.Met = new(worst <= c.BeyondSimulated)
-}
-
-// judgeAgreement compares the ratio of Of to Over at each point with 1. It keeps the ratio of the
-// point where it is the furthest from 1, relative to the interval of Over. If a point lacks a value
-// or an interval, Met stays nil.
-func (c *Claim) judgeAgreement(r *Results) {
-	worst := math.Inf(-1)
-	half := func(s *Summary) *Response { return s.Half }
-	for _, point := range c.points(r) {
-		ratio := c.value(r, point, c.time(measured))
-		over := Claim{Quantity: c.Quantity, Of: c.Over}
-		interval := over.value(r, point, over.time(half)) / over.value(r, point, over.time(measured))
-		far := math.Abs(ratio-1) / interval
-		if math.IsNaN(far) {
-			return // not all points can be compared
-		}
-		if far > worst {
-			worst, c.Measured, c.Half, c.Simulated = far, &ratio, &interval, nil
-			if s := c.value(r, point, c.time(simulated)); !math.IsNaN(s) {
-				c.Simulated = &s
-			}
-		}
-	}
-	c.Met = new(worst <= 1)
-}
-
-// points returns the points that the claim is about.
-func (c *Claim) points(r *Results) []float64 {
+	points := r.Points
 	if c.At > 0 {
-		return []float64{c.At}
+		points = []float64{c.At}
 	}
-	return r.Points
-}
-
-func measured(s *Summary) *Response  { return &s.Measured }
-func simulated(s *Summary) *Response { return s.Simulated }
-func bounded(s *Summary) *Response   { return s.Bound }
-func modelled(s *Summary) *Response  { return s.Model }
-
-// time returns a function that reads the claim's quantity, which is a time, from a summary.
-// response selects one of the summary's responses, such as the simulated one. The function returns
-// NaN if the summary does not have that response.
-func (c *Claim) time(response func(*Summary) *Response) func(*Summary) float64 {
-	return func(s *Summary) float64 {
-		if r := response(s); r != nil {
-			return timesOf[c.Quantity](r)
+	worst := math.Inf(-1)
+	for _, point := range points {
+		v := c.compare(r, point)
+		if v.excess > worst || math.IsNaN(v.excess) {
+			c.Measured, c.Tolerance = known(v.measured), known(v.tolerance)
+			c.Simulated, c.Model = known(v.simulated), known(v.model)
+			worst = v.excess
 		}
-		return math.NaN()
-	}
-}
-
-// largest returns the left side of the condition: at the claim's point if it names one, and
-// otherwise the largest of all points. The result is nil if no point has a value.
-func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
-	largest := math.Inf(-1)
-	for _, point := range c.points(r) {
-		if v := c.value(r, point, read); !math.IsNaN(v) {
-			largest = max(largest, v)
+		if math.IsNaN(worst) {
+			return // not all points can be compared
 		}
 	}
-	if math.IsInf(largest, 0) {
+	c.Met = new(worst <= 0)
+}
+
+// known returns a pointer to the value, or nil if it is NaN.
+func known(v float64) *float64 {
+	if math.IsNaN(v) {
 		return nil
 	}
-	return &largest
+	return &v
 }
 
-// value returns the left side of the condition at a point: the quantity of Of, divided by that of
-// Over if there is one. read takes the quantity from a case's summary. The result is NaN if a value
-// does not exist.
-func (c *Claim) value(r *Results, point float64, read func(*Summary) float64) float64 {
-	quantity := func(name string, point float64, read func(*Summary) float64) float64 {
-		if s := r.Summarise(name, point); s != nil {
-			return read(s)
+// comparison has the values of a claim at a point. excess is the part of the distance from the
+// statement that the tolerance does not allow, or less than 0. Values that do not exist are NaN.
+type comparison struct{ measured, simulated, model, tolerance, excess float64 }
+
+// compare compares the left side with the statement at a point. The left side is the mean over the
+// seeds.
+func (c *Claim) compare(r *Results, point float64) comparison {
+	samples := c.samples(r, point, measured)
+	own := sim.EstimateOf(samples)
+	replayed := c.samples(r, point, simulated)
+	v := comparison{
+		measured: own.Value, simulated: stat.Mean(replayed, nil),
+		model: stat.Mean(c.samples(r, point, modelled), nil),
+	}
+	if c.isToSimulated() {
+		// The simulator has the same requests, so the seeds are compared one by one.
+		for i := range samples {
+			samples[i] -= replayed[i]
 		}
+		own.Half = sim.EstimateOf(samples).Half
+	}
+	// Parse accepted both when the file was read.
+	stated, _ := c.statement(v.simulated)
+	rule, _ := tolerance.Named(c.Rule)
+	v.tolerance = rule.Allowed(stated, tolerance.Scatter(own, len(samples), c.PaperRuns))
+	v.excess = stated.Excess(v.measured, v.tolerance)
+	return v
+}
+
+// samples returns the left side of the condition at a point for each seed: the quantity of Of,
+// divided by that of Over if there is one. response selects one of a run's responses, such as the
+// simulated one. A value that does not exist is NaN.
+func (c *Claim) samples(r *Results, point float64, response func(*Run) *Response) (all []float64) {
+	for i := range r.Runs {
+		run := &r.Runs[i]
+		if run.Case != c.Of || run.Point != point {
+			continue
+		}
+		value := c.value(run, response)
+		if c.Over != "" {
+			value /= c.value(r.run(c.Over, cmp.Or(c.OverAt, point), run.Seed), response)
+		}
+		all = append(all, value)
+	}
+	return all
+}
+
+// run returns the run of a case at a point with a seed, or nil.
+func (r *Results) run(name string, point float64, seed uint64) *Run {
+	for i := range r.Runs {
+		if run := &r.Runs[i]; run.Case == name && run.Point == point && run.Seed == seed {
+			return run
+		}
+	}
+	return nil
+}
+
+func measured(r *Run) *Response  { return &r.Measured }
+func simulated(r *Run) *Response { return r.Simulated }
+func modelled(r *Run) *Response  { return r.Model }
+
+// value returns the claim's quantity of a run. It is NaN if it does not exist. The model has only
+// the mean, and only measured runs have types of requests.
+func (c *Claim) value(run *Run, response func(*Run) *Response) float64 {
+	if run == nil {
 		return math.NaN()
 	}
-	own := quantity(c.Of, point, read)
-	switch c.Over {
-	case "":
-		return own
-	case overSimulation:
-		return own / quantity(c.Of, point, c.time(simulated))
-	case overOmniscient:
-		return own / quantity(c.Of, point, c.time(bounded))
+	r := response(run)
+	if quantity := runQuantities[c.Quantity]; quantity != nil {
+		if r != &run.Measured {
+			return math.NaN()
+		}
+		return quantity(run)
 	}
-	return own / quantity(c.Over, cmp.Or(c.OverAt, point), read)
+	if r == nil || r == run.Model && c.Quantity != "mean" {
+		return math.NaN()
+	}
+	if c.Type != "" {
+		ofType, ok := run.Types[c.Type]
+		if !ok || r != &run.Measured {
+			return math.NaN()
+		}
+		r = &ofType
+	}
+	return responseQuantities[c.Quantity](r)
+}
+
+// quantile returns the time that a share q of the requests did not exceed, or NaN if the
+// distribution is not known.
+func (r *Response) quantile(q float64) float64 {
+	for _, p := range r.Distribution {
+		if p.Share >= q {
+			return p.Seconds
+		}
+	}
+	return math.NaN()
 }

@@ -348,8 +348,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	if e.Replay != nil {
 		e.Replay.problems(e, under("replay"))
 	}
-	// A case cannot have the name of an earlier case, or a word that Claim.Over may have.
-	names := map[string]bool{overSimulation: true, overOmniscient: true}
+	names := map[string]bool{} // of the earlier cases
 	for i, c := range e.Cases {
 		path := fieldpath.Item("cases", i)
 		c.problems(e.Kind, under(path))
@@ -406,10 +405,6 @@ func (s Size) problems(e *Experiment, servers int, fail func(name, problem strin
 		if n < 0 {
 			fail(name, "must not be negative")
 		}
-	}
-	if e.Kind == KindForward && s.Seeds > 1 {
-		fail("seeds",
-			"must be 1 for the kind forward, because connections is the number of measurements")
 	}
 	switch {
 	case !(s.Speed >= 0):

@@ -36,7 +36,7 @@ func TestExperimentsAreValid(t *testing.T) {
 			}
 		}
 		for i, c := range e.Claims {
-			if c.Quantity != "" && c.condition() == "" {
+			if c.condition() == "" {
 				t.Errorf("%s: claim %d has no condition", name, i)
 			}
 		}
@@ -47,6 +47,7 @@ func TestExperimentsAreValid(t *testing.T) {
 func TestBadExperiments(t *testing.T) {
 	good := "title: t\npoints: [0.5]\ncases: [{name: sc, placement: hash}]\n"
 	one := "title: t\npoints: [0.5]\ncases: "
+	claim := good + "claims: [{text: x, quantity: mean, "
 	hold := "title: t\nkind: hold\naxis: connections\ncases: [{name: sc}]\n"
 	for text, want := range map[string]string{
 		"points: [0.5]\ncases: [{name: sc, placement: hash}]\n": "title: required",
@@ -61,13 +62,11 @@ func TestBadExperiments(t *testing.T) {
 		"title: t\npoints: [0.5]\ncases: [{name: sc, direct: true, placement: hash}]\n":             "cases[0].direct",
 		"title: t\npoints: [0.5]\ncases: [{name: sc, placement: hunt, accept: {policy: static}}]\n": "threshold",
 		"title: t\npoints: [0.5]\ncases: [{name: sc}, {name: sc}]\n":                                "cases[1].name",
-		good + "claims: [{text: x, quantity: mean, of: sr4, at-least: 2}]\n":                        "claims[0].of",
-		good + "claims: [{text: x, quantity: max, of: sc, at-least: 2}]\n":                          "claims[0].quantity",
-		good + "claims: [{text: x, quantity: failed, of: sc, over: simulation, at-most: 2}]\n":      "claims[0].over",
-		"title: t\npoints: [0.5]\ncases: [{name: simulation}]\n":                                    "cases[0].name",
+		good + "claims: [{text: x, quantity: mean, of: sr4, ours: at most 2, rule: stated}]\n":      "claims[0].of",
+		good + "claims: [{text: x, quantity: max, of: sc, ours: at most 2, rule: stated}]\n":        "claims[0].quantity",
 		good + "full: {speed: -1}": "full.speed",
-		good + "claims: [{text: x, quantity: mean, of: sc, at: 0.7, at-least: 2}]\n":                           "claims[0].at",
-		good + "claims: [{text: x, quantity: mean, of: sc, over-at: 0.5, at-least: 2}]\n":                      "claims[0].over-at",
+		good + "claims: [{text: x, quantity: mean, of: sc, at: 0.7, ours: at most 2, rule: stated}]\n":      "claims[0].at",
+		good + "claims: [{text: x, quantity: mean, of: sc, over-at: 0.5, ours: at most 2, rule: stated}]\n": "claims[0].over-at",
 		good + "emulated: {colocated: 50%}\n":                                                                  "emulated.colocated",
 		good + "emulated: {exceptions: [{server: s1, demand: \"constant: 1s\"}]}\n":                            "emulated.exceptions[0].demand",
 		"title: t\naxis: servers\npoints: [9.5]\ncases: [{name: sc, placement: hash}]\n":                       "must be a whole number",
@@ -79,12 +78,6 @@ func TestBadExperiments(t *testing.T) {
 		good + "axis: removed\n":               "is not for the kind load",
 		good + "kind: change\naxis: removed\n": "balancers: must be at least 2",
 
-		one + "[{name: omniscient}]\n": "cases[0].name",
-		good + "claims: [{text: x, quantity: failed, of: sc, over: omniscient, at-most: 2}]\n": "" +
-			"claims[0].over",
-		hold + "points: [9]\nclaims: [{text: x, quantity: p50, of: sc, over: omniscient}]\n": "" +
-			"only runs of the kind load are replayed",
-
 		good + "kind: hold\n":        "axis: must be connections",
 		good + "axis: connections\n": "is not for the kind load",
 		hold + "points: [30000]\n":   "must be at most 20000",
@@ -95,19 +88,24 @@ func TestBadExperiments(t *testing.T) {
 			`exceptions[0].colocated "50%": "50%": must be SHARE@TIME`,
 		hold + "points: [6]\nemulated: {colocated: 50%@60s}\n": "emulated.colocated",
 
-		good + "claims: [{text: x, quantity: mean, of: sc}]\n":                        "claims[0].at-least",
-		good + "claims: [{text: x, quantity: mean, of: sc, beyond-simulated: 0.1}]\n": "claims[0].beyond-simulated",
-		good + "claims: [{text: x, quantity: large, of: sc, over: sc, beyond-simulated: 0.1}]\n": "" +
-			"claims[0].beyond-simulated",
-		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, at-most: 1, beyond-simulated: 0.1}]\n": "" +
-			"not with at-least or at-most",
+		claim + "of: sc, rule: stated}]\n":                               "either paper or ours is required",
+		claim + "of: sc, paper: 2, ours: 2, rule: stated}]\n":            "either paper or ours is required",
+		claim + "of: sc, paper: around 2, rule: stated}]\n":              "claims[0].paper",
+		claim + "of: sc, ours: around 2, rule: stated}]\n":               "claims[0].ours",
+		claim + "of: sc, paper: equal, rule: stated}]\n":                 "claims[0].over",
+		claim + "of: sc, over: sr4, paper: equal, rule: stated}]\n":      "claims[0].over",
+		claim + "of: sc, paper: simulated, rule: stated}]\n":             "claims[0].paper",
+		claim + "of: sc, paper: 2}]\n":                                   "claims[0].rule",
+		claim + "of: sc, paper: 2, rule: five percent}]\n":               "claims[0].rule",
+		claim + "of: sc, paper: 2, rule: digits, paper-runs: 2}]\n":      "claims[0].paper-runs",
+		claim + "of: sc, ours: 2, rule: monte-carlo, paper-runs: 2}]\n":  "claims[0].paper-runs",
+		claim + "of: sc, type: page, paper: 2, rule: stated}]\n":         "claims[0].type",
+		claim + "of: sc, unjudged: why, paper: 2, rule: stated}]\n":      "claims[0].unjudged",
+		good + "claims: [{text: x}]\n":                                   "claims[0].unjudged",
+		"seeds: 1\n" + claim + "of: sc, paper: 2, rule: monte-carlo}]\n": "needs at least 2 seeds",
+		good + "claims: [{text: x, quantity: failed, of: sc, ours: simulated, rule: stated}]\n": "" +
+			"claims[0].ours",
 
-		good + "claims: [{text: x, quantity: mean, of: sc, agree: true}]\n":             "claims[0].agree",
-		good + "claims: [{text: x, quantity: failed, of: sc, over: sc, agree: true}]\n": "claims[0].agree",
-		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, agree: true, at-most: 1}]\n": "" +
-			"not with at-least",
-		good + "seeds: 1\nclaims: [{text: x, quantity: mean, of: sc, over: sc, agree: true}]\n": "" +
-			"needs at least 2 seeds",
 		one + "[{name: sc, switches: 2}]\n":              `switches "2": must be 0 to 1, the number of balancers`,
 		one + "[{name: d, direct: true, switches: 1}]\n": "cases[0].switches",
 
@@ -147,7 +145,6 @@ func TestCheck(t *testing.T) {
 	}{
 		{"6lb-12", Options{Speed: 4}, "speed 4: must be 1 for the kind day"},
 		{"6lb-13", Options{Speed: 4}, "speed 4: must be 1 for the kind forward"},
-		{"6lb-13", Options{Seeds: 3}, "seeds 3: must be 1 for the kind forward"},
 		{"calibration", Options{Speed: 3}, "speed 3: the points are the speeds"},
 		{"6lb-11d", Options{Speed: 3}, "speed 3: must be 1 for the kind change"},
 		{"demo", Options{Full: true}, "full: the file has no values for it"},

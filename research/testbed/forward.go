@@ -14,15 +14,30 @@ import (
 	"github.com/segue-lb/segue/lab/bench"
 )
 
-// forward measures the CPU time of packets in all cases at all points. Each round of measurements
-// goes through all cases and points. So all runs are made together, or none. Response.Mean is the
-// median of the measurements, because other programs on the machine lengthen some of them.
+// forward measures the CPU time of packets in all cases at all points, once for each seed that the
+// results lack.
 func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
-	plan := s.plan()
-	isMissing := func(p planned) bool { return !st.has(p) }
-	if !slices.ContainsFunc(plan, isMissing) {
-		return nil
+	for seed := range s.Seeds {
+		plan := s.plan()
+		plan = slices.DeleteFunc(plan, func(p planned) bool { return p.seed != uint64(seed+1) })
+		isMissing := func(p planned) bool { return !st.has(p) }
+		if !slices.ContainsFunc(plan, isMissing) {
+			continue
+		}
+		if err := s.forwardOnce(ctx, st, plan, progress); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// forwardOnce makes the planned runs, which have the same seed. Each round of measurements goes
+// through all cases and points. So all of these runs are made together, and replace those that an
+// interruption left. Response.Mean is the median of the measurements, because other programs on the
+// machine lengthen some of them.
+func (s settings) forwardOnce(
+	ctx context.Context, st *store, plan []planned, progress func(string),
+) error {
 	o := bench.DefaultPacketOptions()
 	var names []string
 	for _, p := range plan {
@@ -41,7 +56,9 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	if err != nil {
 		return err
 	}
-	st.results.Runs = nil
+	st.results.Runs = slices.DeleteFunc(st.results.Runs, func(r Run) bool {
+		return r.Seed == plan[0].seed
+	})
 	for _, p := range plan {
 		i := slices.IndexFunc(times, p.isOf)
 		if i < 0 {
@@ -49,11 +66,9 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 				p.name(), p.benchCase(), p.Case.Encapsulation)
 		}
 		const ns = 1e-9
-		host := 0.0 // the time of the host program, which is left out
-		if p.ofNewFlows() {
-			host = times[i].Median - times[i].Net
-		}
-		median := (times[i].Median - host) * ns
+		// The papers compare balancers, so the time of the host program is left out.
+		host := times[i].Median - times[i].Net
+		median := times[i].Net * ns
 		run := &Run{
 			Case: p.Case.Name, Point: p.point, Seed: p.seed, Balancers: 1,
 			Requests: uint64(times[i].Rounds) * uint64(o.Packets), Failures: map[string]uint64{},
@@ -67,9 +82,7 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	return nil
 }
 
-// ofNewFlows tells whether the packets are of flows that the balancer does not know. The times of
-// such packets are given without the time of the host program, because the papers compare how many
-// packets a core can forward.
+// ofNewFlows tells whether the packets are of flows that the balancer does not know.
 func (p planned) ofNewFlows() bool {
 	return p.Case.Packets == PacketsSYN || p.Case.Packets == PacketsMix
 }

@@ -5,8 +5,6 @@ package testbed
 import (
 	"sync"
 
-	"gonum.org/v1/gonum/stat"
-
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -32,19 +30,54 @@ func (s settings) largeServers() map[string]bool {
 // that for the other servers. It is NaN if the balancers do not infer, or if all servers have the
 // same capacity.
 func (r *Run) EstimateRatio() float64 {
+	large, others := r.byCapacity()
+	estimate := func(s *Share) float64 { return s.Estimate }
+	return meanOver(large, estimate) / meanOver(others, estimate) // 0/0 without estimates
+}
+
+// responsesRatio returns the mean number of responses of a server with the largest capacity,
+// divided by that of the other servers. It is NaN if all servers have the same capacity.
+func (r *Run) responsesRatio() float64 {
+	large, others := r.byCapacity()
+	responses := func(s *Share) float64 { return float64(s.Responses) }
+	return meanOver(large, responses) / meanOver(others, responses)
+}
+
+// slowdown returns the mean response time of the other servers, divided by that of the servers with
+// the largest capacity. It is NaN if all servers have the same capacity.
+func (r *Run) slowdown() float64 {
+	large, others := r.byCapacity()
+	mean := func(shares []*Share) float64 {
+		sum := func(s *Share) float64 { return float64(s.Responses) * s.Mean }
+		responses := func(s *Share) float64 { return float64(s.Responses) }
+		return meanOver(shares, sum) / meanOver(shares, responses)
+	}
+	return mean(others) / mean(large)
+}
+
+// byCapacity divides the servers into those with the largest capacity and the others.
+func (r *Run) byCapacity() (large, others []*Share) {
 	most := 0.0
 	for _, s := range r.Shares {
 		most = max(most, s.Capacity)
 	}
-	var large, others []float64
-	for _, s := range r.Shares {
-		if s.Capacity == most {
-			large = append(large, s.Estimate)
+	for i := range r.Shares {
+		if s := &r.Shares[i]; s.Capacity == most {
+			large = append(large, s)
 		} else {
-			others = append(others, s.Estimate)
+			others = append(others, s)
 		}
 	}
-	return stat.Mean(large, nil) / stat.Mean(others, nil) // 0/0 without estimates
+	return large, others
+}
+
+// meanOver returns the mean of a value over servers. It is NaN if there are none.
+func meanOver(shares []*Share, value func(*Share) float64) float64 {
+	sum := 0.0
+	for _, s := range shares {
+		sum += value(s)
+	}
+	return sum / float64(len(shares))
 }
 
 // LargeInterval is the length of the intervals of Response.LargeOver, in seconds.

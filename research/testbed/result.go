@@ -47,35 +47,44 @@ type Axis struct {
 	Label string `json:"label"`
 }
 
-// Claim is a statement of a paper. If it has a quantity, it also has a condition by which the
-// results are judged. The condition is about the quantity of the case Of, or about its ratio to the
-// quantity of Over. It is about one point, or about the largest value of all points.
+// Claim is a statement of a paper, or of this project. If it has a quantity, it also has a condition
+// by which the results are judged. The left side of the condition is the quantity of the case Of,
+// or its ratio to the quantity of Over. The right side is a statement with a rule of package
+// tolerance.
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
-	Text     string  `json:"text" yaml:"text"`
-	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // a key of timesOf or sharesOf
-	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
-	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, simulation or omniscient
-	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
-	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if not At
-	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
-	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
-	// BeyondSimulated is the largest difference by which the ratio of Of to Over may exceed the
-	// simulated ratio at any point.
-	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
-	// Agree demands at each point that Of is within the 95% confidence interval of Over. So the
-	// noise of Of cannot widen the interval.
-	Agree bool `json:"agree,omitempty" yaml:"agree"`
+	Text string `json:"text" yaml:"text"`
+	// Quantity is a key of responseQuantities or runQuantities.
+	Quantity string `json:"quantity,omitempty" yaml:"quantity"`
+	// Type selects the requests of a type, such as TypePage. Otherwise the quantity is that of all.
+	Type   string  `json:"type,omitempty" yaml:"type"`
+	Of     string  `json:"of,omitempty" yaml:"of"`           // a case
+	Over   string  `json:"over,omitempty" yaml:"over"`       // a case
+	At     float64 `json:"at,omitempty" yaml:"at"`           // a point; all points by default
+	OverAt float64 `json:"over_at,omitempty" yaml:"over-at"` // the point of Over, if not At
+	// Paper is the paper's statement about the left side, and Ours is one of this project.
+	// tolerance.Parse reads both. In Ours, the word simulated in place of a number stands for the
+	// left side in the simulator.
+	Paper string `json:"paper,omitempty" yaml:"paper"`
+	Ours  string `json:"ours,omitempty" yaml:"ours"`
+	// Rule is the name of a rule of package tolerance in files. PaperRuns is the number of runs of
+	// the paper, or 0 if its number is exact; for the rule monte-carlo.
+	Rule      string `json:"rule,omitempty" yaml:"rule"`
+	PaperRuns int    `json:"paper_runs,omitempty" yaml:"paper-runs"`
+	// Unjudged says why a claim without a quantity is not judged.
+	Unjudged string `json:"unjudged,omitempty" yaml:"unjudged"`
 
-	// Condition is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
+	// Condition is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88: 2.3 ± 0.2
+	// (paper; Monte Carlo, 95%)".
 	Condition string `json:"holds,omitempty" yaml:"-"`
-	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
-	// whether the measured value meets the condition. They are absent while runs are missing.
-	// Simulated is also absent for quantities that are not times, for cases that the simulator does
-	// not have, and if Over is simulation. Model is also absent for
-	// quantities other than the mean, and for cases that the model does not have.
+	// Measured, Simulated and Model are the values of the condition's left side, in the mean of the
+	// seeds. Tolerance is the difference from the statement that the rule allows, and Met tells
+	// whether the measured value is inside. They are absent while runs are missing. Simulated is
+	// also absent for quantities of runQuantities, and for cases that the simulator does not have.
+	// Model is also absent for quantities other than the mean, and for cases that the model does
+	// not have. Tolerance and Met are absent for the rule monte-carlo if there is only one seed.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
-	Half      *float64 `json:"half,omitempty" yaml:"-"` // half of the interval, relative to Over; for Agree
+	Tolerance *float64 `json:"tolerance,omitempty" yaml:"-"`
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
 	Model     *float64 `json:"model,omitempty" yaml:"-"`
 	Met       *bool    `json:"met,omitempty" yaml:"-"`

@@ -26,8 +26,8 @@ seeds: 2
 connections: 2000
 cases: [{name: sc, placement: hash}, {name: sr4, placement: hunt, accept: {policy: static, threshold: 4}}]
 claims:
-  - {text: better, quantity: mean, of: sc, over: sr4, at: 0.8, at-least: 2}
-  - {text: largest, quantity: p99, of: sc, over: sr4, at-most: 3}
+  - {text: better, quantity: mean, of: sc, over: sr4, at: 0.8, paper: at least 2, rule: stated}
+  - {text: largest, quantity: p99, of: sc, over: sr4, ours: at most 3, rule: stated}
 `
 
 func parse(t *testing.T, text string) *Experiment {
@@ -119,48 +119,46 @@ func TestClaims(t *testing.T) {
 		}
 	}
 	r.Claims = append(r.Claims,
-		Claim{Quantity: "p99", Of: "sc", AtMost: 20},
-		Claim{Quantity: "mean", Of: "sr4", Over: "simulation", AtMost: 1.01},
-		Claim{Quantity: "failed", Of: "sc", AtMost: 0.04},
-		Claim{Quantity: "fairness", Of: "sr4", Over: "sc", AtLeast: 1},
-		Claim{Quantity: "mean", Of: "sr4", At: 0.5, Over: "sc", OverAt: 0.8, AtMost: 0.2},
-		Claim{Quantity: "mean", Of: "sr4", Over: "omniscient", AtMost: 1.9})
+		Claim{Quantity: "mean", Of: "sr4", Ours: "simulated", Rule: "monte-carlo"},
+		Claim{Quantity: "failed", Of: "sc", Paper: "at most 0.04", Rule: "stated"},
+		Claim{Quantity: "fairness", Of: "sr4", Over: "sc", Paper: "at least 3", Rule: "drawing"},
+		Claim{Quantity: "mean", Of: "sr4", At: 0.5, Over: "sc", OverAt: 0.8, Paper: "0.2", Rule: "digits"},
+		Claim{Text: "x", Unjudged: "there is no time"})
 	for i := range r.Claims {
 		r.Claims[i].judge(&r)
 	}
-	first, second := r.Claims[0], r.Claims[1]
-	if !*first.Met || math.Abs(*first.Measured-3) > 1e-9 || first.Condition != "mean(sc) / mean(sr4) at 0.8 ≥ 2" {
+	first := r.Claims[0]
+	// The ratios of the two seeds are 2.9/0.9 and 3.1/1.1, with the mean 3.020.
+	if !*first.Met || math.Abs(*first.Measured-3.020) > 1e-3 ||
+		first.Condition != "mean(sc) / mean(sr4) at 0.8: at least 2 (paper; as stated)" {
 		t.Errorf("the first claim: %v %v %q", *first.Met, *first.Measured, first.Condition)
 	}
-	if first.Model == nil || math.Abs(*first.Model-9) > 1e-9 || second.Model != nil || r.Claims[2].Model != nil {
-		t.Errorf("the model of the claims: %v %v %v, want 9 and none, as the model has no percentiles",
-			first.Model, second.Model, r.Claims[2].Model)
-	}
-	if *second.Met || *second.Measured != 4 || *second.Simulated != 4 {
-		t.Errorf("the second claim: %v %v %v", *second.Met, *second.Measured, *second.Simulated)
+	if math.Abs(*first.Model-9) > 1e-9 || *first.Simulated != 3 {
+		t.Errorf("the first claim: model %v, simulated %v", *first.Model, *first.Simulated)
 	}
 	for i, want := range map[int]struct {
-		measured float64
-		met      bool
-		holds    string
+		measured, tolerance float64
+		met                 bool
+		holds               string
 	}{
-		3: {1, true, "mean(sr4) / simulated, the largest of all points, ≤ 1.01"},
-		4: {0.05, false, "failed(sc), the largest of all points, ≤ 0.04"},
-		5: {3, true, "fairness(sr4) / fairness(sc), the largest of all points, ≥ 1"},
-		6: {1. / 3, false, "mean(sr4) at 0.5 / mean(sc) at 0.8 ≤ 0.2"},
-		7: {2, false, "mean(sr4) / omniscient, the largest of all points, ≤ 1.9"},
+		1: {4, 0, false, "p99(sc) / p99(sr4): at most 3 (ours; as stated)"},
+		// Half of the interval is 12.706 times the standard error, which is 0.1.
+		2: {1, 1.2706, true, "mean(sr4): simulated ± 1.3 (ours; Monte Carlo, 95%)"},
+		3: {0.05, 0, false, "failed(sc): at most 0.04 (paper; as stated)"},
+		4: {3, 0.15, true, "fairness(sr4) / fairness(sc): at least 3 ± 0.15 (paper; drawing, 5%)"},
+		5: {0.332, 0.05, false, "mean(sr4) at 0.5 / mean(sc) at 0.8: 0.2 ± 0.05 (paper; printed digits)"},
 	} {
 		c := r.Claims[i]
-		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-9 || c.Condition != want.holds {
-			t.Errorf("claim %d: %v %v %q, want %+v", i, *c.Met, *c.Measured, c.Condition, want)
+		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-3 ||
+			math.Abs(*c.Tolerance-want.tolerance) > 1e-4 || c.Condition != want.holds {
+			t.Errorf("claim %d: %v %v ± %v %q, want %+v", i, *c.Met, *c.Measured, *c.Tolerance, c.Condition, want)
 		}
-		if i < 6 && (c.Simulated != nil || c.Model != nil) {
-			t.Errorf("claim %d: simulated %v, model %v; want none", i, c.Simulated, c.Model)
+		if hasModel := i == 2 || i == 5; (c.Model != nil) != hasModel {
+			t.Errorf("claim %d: model %v", i, c.Model)
 		}
 	}
-	if c := r.Claims[7]; c.Simulated == nil || *c.Simulated != 2 || c.Model != nil {
-		t.Errorf("simulated %v, model %v relative to an omniscient balancer; want 2 and none",
-			c.Simulated, c.Model)
+	if c := r.Claims[6]; c.Met != nil || c.Condition != "not judged: there is no time" {
+		t.Errorf("a claim without a quantity: %v %q", c.Met, c.Condition)
 	}
 	// The means of the two seeds are 0.1 above and 0.1 below their mean, so its standard error is
 	// 0.1. Student's 97.5% quantile with one degree of freedom is 12.706.
@@ -292,7 +290,7 @@ points: [7]
 servers: 3
 seeds: 2
 cases: [{name: sc, placement: hash}]
-claims: [{text: x, quantity: from-even, of: sc, at-most: 4.6}]
+claims: [{text: x, quantity: from-even, of: sc, ours: at most 4.6, rule: stated}]
 `)
 	s := e.with(Options{})
 	p := s.plan()[0]
@@ -324,7 +322,7 @@ claims: [{text: x, quantity: from-even, of: sc, at-most: 4.6}]
 	}
 	c := r.Claims[0]
 	c.judge(&r)
-	if c.Met == nil || !*c.Met || c.Condition != "from-even(sc), the largest of all points, ≤ 4.6" {
+	if c.Met == nil || !*c.Met || c.Condition != "from-even(sc): at most 4.6 (ours; as stated)" {
 		t.Errorf("the claim: %+v", c)
 	}
 }

@@ -114,7 +114,7 @@ func (p planned) duration() time.Duration {
 	case KindChange, KindHold:
 		return time.Duration(p.Connections) * time.Millisecond
 	case KindForward:
-		return 10 * time.Second
+		return time.Duration(p.Connections) * 700 * time.Millisecond
 	case KindDay:
 		return p.Day
 	}

@@ -16,9 +16,6 @@ type Summary struct {
 	Failed    uint64
 	Failures  map[string]uint64
 	Warnings  []string // of all runs
-	Fairness  float64
-	// Overprovision and Estimates are the means of Run.Overprovision and Run.EstimateRatio.
-	Overprovision, Estimates float64
 	// FromEven is the largest of the runs' Run.FromEven.
 	FromEven float64
 	// Fewest and Most are the smallest and the largest number of responses of a server in a run.
@@ -49,9 +46,6 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 		for outcome, n := range run.Failures {
 			s.Failures[outcome] += n
 		}
-		s.Fairness += run.Fairness
-		s.Overprovision += run.Overprovision
-		s.Estimates += run.EstimateRatio()
 		s.addShares(run)
 		s.Warnings = append(s.Warnings, run.Warnings...)
 		measured = append(measured, &run.Measured)
@@ -62,9 +56,6 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 	if s.Seeds == 0 {
 		return nil
 	}
-	s.Fairness /= float64(s.Seeds)
-	s.Overprovision /= float64(s.Seeds)
-	s.Estimates /= float64(s.Seeds)
 	s.Measured, s.Half = *meanOf(measured), halfOf(measured)
 	s.Simulated, s.Bound, s.Model = meanOf(simulated), meanOf(bound), meanOf(model)
 	return s
@@ -106,7 +97,7 @@ func halfOf(all []*Response) *Response {
 	half := func(quantity string) float64 {
 		var values []float64
 		for _, r := range all {
-			values = append(values, timesOf[quantity](r))
+			values = append(values, responseQuantities[quantity](r))
 		}
 		return sim.EstimateOf(values).Half
 	}

@@ -434,6 +434,24 @@ func smallConfig(m sim.Method) *sim.Config {
 	return c
 }
 
+// If all servers are equal, SED is LSQ (HLB, section VI-B, figure 12a).
+func TestSEDIsLSQForEqualServers(t *testing.T) {
+	mean := func(m sim.Method, cpus int32) float64 {
+		c := smallConfig(m)
+		c.Servers[0].CPUs = cpus
+		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
+		testhost.Must(t, err)
+		return result.Mean().Value
+	}
+	own := Own{Ties: TiesFirst}
+	if sed, lsq := mean(&SED{Own: own}, 2), mean(&LeastQueue{Own: own}, 2); sed != lsq {
+		t.Errorf("means of %v and %v s", sed, lsq)
+	}
+	if sed, lsq := mean(&SED{Own: own}, 4), mean(&LeastQueue{Own: own}, 4); sed == lsq {
+		t.Error("weights do not matter")
+	}
+}
+
 // TestSpareServersAreUsed checks that a flow reaches servers outside its bucket.
 func TestSpareServersAreUsed(t *testing.T) {
 	mean := func(spare int) float64 {
