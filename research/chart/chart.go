@@ -42,7 +42,7 @@ type Series struct {
 	// bars, this one is hollow.
 	Like string
 	// Look is the number of the colour and the marker, from 1, so that charts beside each other
-	// can agree. With 0, it is the number of the series among the series without Like.
+	// can agree (see Agree). With 0, it is the number of the series among the series without Like.
 	Look int
 	// Kind tells how this series differs from the series that it is like, such as "simulated". The
 	// legend has one entry for all series of a kind. A series without a kind has its own entry.
@@ -59,7 +59,8 @@ type Point struct {
 type Style int
 
 const (
-	// Line joins the points.
+	// Line joins the points. Some points have a marker if the chart has several lines, so that
+	// readers can see each of several lines that take the same course.
 	Line Style = iota
 	// Dashed joins the points by a dashed line.
 	Dashed
@@ -67,13 +68,50 @@ const (
 	Marked
 	// Marks marks each point and does not join the points.
 	Marks
-	// Bars are centred on X, beside the bars of the other series.
+	// Bars are centred on X, beside the bars of the other series at X. On a logarithmic axis, which
+	// has no zero where bars could begin, they are marks.
 	Bars
 	// Dotted joins the points by a dotted line.
 	Dotted
 	// Band fills the area between the low and the high ends of the points.
 	Band
+	// Crosses marks each point by a cross, above all else. It is for values that come from
+	// elsewhere, such as those that a paper states.
+	Crosses
+	// Level draws a dotted line across the chart at Y of its only point. It is for bounds.
+	Level
 )
+
+// Agree gives series of one name the same colour and marker in all charts, and series of different
+// names different ones. known returns the number of the look of names that have one everywhere, and
+// otherwise 0. Agree leaves out series that have a look, and those that are like another one.
+func Agree(charts []Chart, known func(name string) int) {
+	looks, used := map[string]int{}, map[int]bool{}
+	each := func(do func(s *Series)) {
+		for i := range charts {
+			for j := range charts[i].Series {
+				if s := &charts[i].Series[j]; s.Look == 0 && charts[i].like(j) < 0 {
+					do(s)
+				}
+			}
+		}
+	}
+	each(func(s *Series) {
+		if n := known(s.Name); n > 0 {
+			looks[s.Name], used[n] = n, true
+		}
+	})
+	each(func(s *Series) {
+		if looks[s.Name] == 0 {
+			n := 1
+			for used[n] {
+				n++
+			}
+			looks[s.Name], used[n] = n, true
+		}
+		s.Look = looks[s.Name]
+	})
+}
 
 // SVG returns the chart as an SVG document that needs no other file.
 func (c *Chart) SVG() []byte {
@@ -102,8 +140,10 @@ func (p *plot) document(attributes, head string) []byte {
 	p.printf(`<svg x="%.1f" y="%.1f" width="%.1f" height="%.1f" `+
 		`viewBox="%[1]g %[2]g %[3]g %[4]g">`+"\n",
 		p.left-4.5, p.top-4.5, p.plotWidth()+9, plotHeight+9.)
-	for i := range p.Series {
-		p.series(i)
+	for layer := range layers {
+		for i := range p.Series {
+			p.series(i, layer)
+		}
 	}
 	p.printf("</svg>\n")
 	p.legend()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -199,7 +200,7 @@ func TestLike(t *testing.T) {
 		{Name: "a", Style: Marked, Points: points(0, 1)}, {Name: "b", Style: Marked, Points: points(0, 2)},
 		{Name: "model b", Style: Dashed, Points: points(0, 2), Like: "b"}, {Name: "c", Points: points(0, 2), Like: "nobody"},
 	}}
-	if got, want := seriesClasses(t, &c), []string{"c0", "c1", "c1", "c2"}; !slices.Equal(got, want) {
+	if got, want := colours(&c), []string{"c0", "c1", "c1", "c2"}; !slices.Equal(got, want) {
 		t.Errorf("lines are %v, want %v", got, want)
 	}
 	for i := range c.Series {
@@ -215,15 +216,161 @@ func TestLike(t *testing.T) {
 	}
 }
 
-// seriesClasses returns the class of the colour of each series.
-func seriesClasses(t *testing.T, c *Chart) (classes []string) {
-	t.Helper()
-	for _, g := range elements(t, c.SVG(), "g") {
-		if class, ok := strings.CutPrefix(g["class"], "series "); ok {
-			classes = append(classes, class)
-		}
+// colours returns the class of the colour of each series.
+func colours(c *Chart) (classes []string) {
+	p := newPlot(c)
+	for i := range c.Series {
+		classes = append(classes, p.colour(i))
 	}
 	return classes
+}
+
+// TestAgree checks that series of the same name look alike in all charts, series of different names
+// do not, and known names have their look.
+func TestAgree(t *testing.T) {
+	charts := []Chart{
+		{Series: []Series{{Name: "a"}, {Name: "hlb"}, {Name: "b"}}},
+		{Series: []Series{{Name: "b"}, {Name: "c"}, {Name: "b, simulated", Like: "b"}, {Name: "a"}, {Name: "d", Look: 8}}},
+	}
+	Agree(charts, func(name string) int { return map[string]int{"hlb": 2}[name] })
+	var got []string
+	for i := range charts {
+		got = append(got, colours(&charts[i])...)
+	}
+	if want := []string{"c0", "c1", "c2", "c2", "c3", "c2", "c0", "c7"}; !slices.Equal(got, want) {
+		t.Errorf("colours %v, want %v", got, want)
+	}
+}
+
+// TestBarsOfOneSeriesEach checks that bars stand in the middle of their category if no other bar is
+// there.
+func TestBarsOfOneSeriesEach(t *testing.T) {
+	c := Chart{
+		X: Axis{Categories: []string{"one", "two"}},
+		Series: []Series{
+			{Name: "a", Style: Bars, Points: points(0, 5)}, {Name: "b", Style: Bars, Points: points(1, 5)},
+		},
+	}
+	p := newPlot(&c)
+	for i, s := range c.Series {
+		if x, _ := p.place(i, s.Points[0]); x != p.x.at(float64(i)) {
+			t.Errorf("bar %s is at %v, want %v", s.Name, x, p.x.at(float64(i)))
+		}
+	}
+}
+
+// TestNoBarsOnLogAxis checks that the values of bars are marks on a logarithmic axis, at the places
+// of the bars. Marks of series that are like others are hollow.
+func TestNoBarsOnLogAxis(t *testing.T) {
+	c := Chart{X: Axis{Categories: []string{"one"}}, Series: []Series{
+		{Name: "a", Style: Bars, Points: points(0, 0.1)}, {Name: "b", Style: Bars, Points: points(0, 10), Like: "a"},
+	}}
+	if n := len(elements(t, c.SVG(), "rect")); n != 1+2+2 { // ground, bars, legend
+		t.Fatalf("%d rectangles on a linear axis, want 5", n)
+	}
+	apart := func() float64 {
+		p := newPlot(&c)
+		a, _ := p.place(0, c.Series[0].Points[0])
+		b, _ := p.place(1, c.Series[1].Points[0])
+		return b - a
+	}
+	want := apart()
+	c.Y.Log = true
+	svg := c.SVG()
+	if n := len(elements(t, svg, "rect")); n != 1 {
+		t.Errorf("%d rectangles, want only the ground", n)
+	}
+	if got := apart(); got != want || got < 10 {
+		t.Errorf("the marks are %v apart, the bars %v", got, want)
+	}
+	for class, want := range map[string]int{`class="mark"`: 2, `class="mark hollow"`: 2} { // one in the legend
+		if n := strings.Count(string(svg), class); n != want {
+			t.Errorf("%d times %s, want %d", n, class, want)
+		}
+	}
+}
+
+// TestNothingHidden draws series of the same points, and checks that each has a marker that no
+// marker of a later series covers, and that markers are above all lines.
+func TestNothingHidden(t *testing.T) {
+	for _, style := range []Style{Line, Dashed, Marked, Marks, Bars} {
+		for _, n := range []int{3, 9, 41} {
+			if style == Bars && n > 9 { // the bars would overlap
+				continue
+			}
+			c := Chart{Y: Axis{Log: true}}
+			for i := range 5 {
+				s := Series{Name: fmt.Sprint(i), Style: style}
+				for x := range n {
+					s.Points = append(s.Points, Point{X: float64(x), Y: float64(1 + x)})
+				}
+				c.Series = append(c.Series, s)
+			}
+			p := newPlot(&c)
+			for i, s := range c.Series {
+				seen := slices.ContainsFunc(slices.Collect(maps.Keys(p.marked[i])), func(j int) bool {
+					x, y := p.place(i, s.Points[j])
+					for k := i + 1; k < len(c.Series); k++ {
+						for l := range p.marked[k] {
+							x2, y2 := p.place(k, c.Series[k].Points[l])
+							if math.Hypot(x2-x, y2-y) < 2.5 && p.markerSize(k, x2, y2) >= p.markerSize(i, x, y) {
+								return false
+							}
+						}
+					}
+					return true
+				})
+				if !seen {
+					t.Errorf("style %d, %d points: later series hide series %d", style, n, i)
+				}
+			}
+			svg := string(c.SVG())
+			line, marker := strings.LastIndex(svg, `<path d="M`), strings.Index(svg, `class="mark"`)
+			if style == Line && (line < 0 || marker < 0) {
+				t.Errorf("%d points: no lines or no markers", n)
+			}
+		}
+	}
+}
+
+// TestCoveredLine checks that a line that is like another one is wider, so that both can be seen if
+// they take the same course, and that a single line needs no markers.
+func TestCoveredLine(t *testing.T) {
+	c := Chart{Series: []Series{
+		{Name: "a", Points: points(0, 1, 1, 2)}, {Name: "model a", Points: points(0, 1, 1, 2), Style: Dashed, Like: "a"},
+	}}
+	paths := elements(t, c.SVG(), "path")
+	if len(paths) != 2 || paths[0]["class"] != "line" || paths[1]["class"] != "line dashed over" {
+		t.Errorf("paths %v", paths)
+	}
+}
+
+// TestElsewhere checks crosses, and lines at the height of bounds.
+func TestElsewhere(t *testing.T) {
+	c := Chart{Series: []Series{
+		{Name: "a", Style: Bars, Points: points(4, 1)},
+		{Name: "a, stated", Style: Crosses, Points: points(4, 3), Like: "a", Kind: "stated"},
+		{Name: "at most 9", Style: Level, Points: points(0, 9)},
+		{Name: "b", Style: Bars, Points: points(4, 1, 5, 1)},
+	}}
+	p, svg := newPlot(&c), c.SVG()
+	bar, _ := p.place(0, c.Series[0].Points[0])
+	if cross, _ := p.place(1, c.Series[1].Points[0]); cross != bar || bar == p.x.at(4) {
+		t.Errorf("the cross is at %v, its bar at %v, the middle at %v", cross, bar, p.x.at(4))
+	}
+	if p.x.low < 3 || p.y.high < 9 {
+		t.Errorf("axes from %v, up to %v", p.x.low, p.y.high)
+	}
+	for class, want := range map[string]int{`class="cross"`: 2, `class="line dotted"`: 2} { // one in the legend
+		if n := strings.Count(string(svg), class); n != want {
+			t.Errorf("%d times %s, want %d", n, class, want)
+		}
+	}
+	table, err := c.CSV()
+	testhost.Must(t, err)
+	if want := "series,,,low,high\na,4,1,,\n\"a, stated\",4,3,,\nat most 9,,9,,\nb,4,1,,\nb,5,1,,\n"; string(table) != want {
+		t.Errorf("%s, want %s", table, want)
+	}
 }
 
 // TestCutOffBars checks that bars that are cut off have their value on them, and no other bars.

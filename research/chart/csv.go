@@ -25,6 +25,9 @@ func (c *Chart) CSV() ([]byte, error) {
 				x = c.X.Categories[i]
 			}
 			record := []string{s.Name, x, exact(p.Y), "", ""}
+			if s.Style == Level {
+				record[1] = "" // it has this value at all X
+			}
 			if p.Low < p.High {
 				record[3], record[4] = exact(p.Low), exact(p.High)
 			}

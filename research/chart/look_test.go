@@ -5,11 +5,14 @@ package chart
 import (
 	"bytes"
 	"math"
+	"math/rand/v2"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/research/chart/charttest"
 )
 
 // linear returns the linear red, green and blue of a colour such as #0072b2.
@@ -136,7 +139,7 @@ func TestLegendOfKinds(t *testing.T) {
 // TestLook checks that a chosen look is that of another chart, also for series that are like it.
 func TestLook(t *testing.T) {
 	c := Chart{Series: []Series{{Name: "b", Look: 2}, {Name: "b, simulated", Like: "b", Style: Dashed}, {Name: "d", Look: 4}}}
-	if got, want := seriesClasses(t, &c), []string{"c1", "c1", "c3"}; !slices.Equal(got, want) {
+	if got, want := colours(&c), []string{"c1", "c1", "c3"}; !slices.Equal(got, want) {
 		t.Errorf("colours %v, want %v", got, want)
 	}
 }
@@ -176,6 +179,55 @@ func TestBand(t *testing.T) {
 	}
 }
 
+// TestTextInside checks that no text of a chart ends outside it, whatever the values on the axes
+// and the names of categories are.
+func TestTextInside(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		c := Chart{
+			Title: "A title that is so long that it does not fit in a single line, ρ = 0.88",
+			X:     Axis{Label: "a label of some length, s", Log: random.IntN(2) == 0},
+			Y:     Axis{Label: "another label, s", Log: random.IntN(2) == 0},
+		}
+		scale := math.Pow10(random.IntN(9) - 3)
+		for i := range 1 + random.IntN(6) {
+			s := Series{Name: strings.Repeat("name ", 1+random.IntN(4)), Style: Style(i)}
+			for range 2 + random.IntN(5) {
+				s.Points = append(s.Points, Point{X: scale * random.ExpFloat64(), Y: scale * random.ExpFloat64()})
+			}
+			c.Series = append(c.Series, s)
+		}
+		if random.IntN(2) == 0 {
+			c.X.Log = false
+			for range 1 + random.IntN(8) {
+				name := strings.Repeat("abcde", 1+random.IntN(5)) + strings.Repeat(" word", random.IntN(3))
+				c.X.Categories = append(c.X.Categories, name)
+			}
+		}
+		if charttest.TextInside(t, c.SVG()); t.Failed() {
+			t.Fatalf("%+v", c)
+		}
+	}
+	// The ticks of figure III-B3 of 6LB end at 100000.
+	clipped := Chart{X: Axis{Log: true}, Series: []Series{{Points: points(1021, 1, 65537, 2)}}}
+	charttest.TextInside(t, clipped.SVG())
+}
+
+// TestUnbroken checks that a title is not split inside of a value.
+func TestUnbroken(t *testing.T) {
+	const want = "ρ\u00a0=\u00a00.88, 5\u00a0±\u00a01, a\u00a0≥\u00a0b"
+	if got := Unbroken("ρ = 0.88, 5 ± 1, a ≥ b"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for width := range 100 {
+		for _, line := range wrap("time at ρ = 0.88", float64(width), textSize) {
+			if strings.Contains(line, "0.88") && !strings.Contains(line, "ρ") {
+				t.Errorf("a line %q", line)
+			}
+		}
+	}
+}
+
 // TestNamesFit checks that names on the horizontal axis and in the legend do not overlap and stay
 // inside the chart: numbers are left out, and names of categories are split or turned.
 func TestNamesFit(t *testing.T) {
@@ -187,6 +239,11 @@ func TestNamesFit(t *testing.T) {
 	split := Chart{X: Axis{Categories: []string{"four words side by", "side and more of them", "a", "b"}}}
 	if p := newPlot(&split); p.turned || p.tickLines < 2 {
 		t.Errorf("names are on %d lines, turned: %t", p.tickLines, p.turned)
+	}
+	// The third name is wider than its category, but the others leave it room.
+	uneven := Chart{X: Axis{Categories: []string{"a name", "a name", "Segue's encap of it", "GRE"}}}
+	if p := newPlot(&uneven); p.tickLines != 1 || len(p.linesOf(p.xTicks[2])) != 1 {
+		t.Errorf("names are on %d lines, drawn as %q", p.tickLines, p.linesOf(p.xTicks[2]))
 	}
 	long := Chart{X: Axis{Categories: []string{"consistent-hashing", "least-reports-or-so", "a", "b", "c", "d"}}}
 	if p := newPlot(&long); !p.turned {

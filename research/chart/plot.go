@@ -4,6 +4,7 @@ package chart
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -27,12 +28,15 @@ type plot struct {
 	title     []string // lines
 	xTicks    []tick
 	tickLines int       // of the names on the horizontal axis
+	split     bool      // the names on the horizontal axis are split into lines
 	turned    bool      // the names on the horizontal axis are turned
 	rows      [][]entry // of the legend
 
-	left, top float64 // upper left corner of the area between the axes
-	height    float64 // of the whole chart
-	out       strings.Builder
+	left, top, right float64        // bounds of the area between the axes
+	height           float64        // of the whole chart
+	marked           []map[int]bool // by series: the points with a marker
+	mostBars         int            // the largest number of bars at one X
+	out              strings.Builder
 }
 
 // newPlot computes the positions of everything in a chart. The vertical scale comes first, because
@@ -46,12 +50,13 @@ func newPlot(c *Chart) *plot {
 		p.top += lineHeight + 4
 	}
 	p.y = newScale(&c.Y, ys, p.top+plotHeight, -plotHeight, false)
-	p.left = margin + 10
+	p.left, p.right = margin+10, width-margin
 	for _, t := range p.y.ticks(7) {
 		p.left = max(p.left, margin+tickLength+4+textWidth(t.label, textSize))
 	}
-	p.x = newScale(&c.X, xs, p.left, p.plotWidth(), len(c.X.Categories) > 0)
-	p.nameTicks()
+	p.placeX(xs)
+	p.countBars()
+	p.markPoints()
 	p.rows = p.legendRows()
 	below := float64(p.tickLines)*14 + tickLength + 6 // height of what is below the axis
 	if p.turned {
@@ -64,18 +69,20 @@ func newPlot(c *Chart) *plot {
 	return p
 }
 
-func (p *plot) plotWidth() float64 { return width - margin - p.left }
+func (p *plot) plotWidth() float64 { return p.right - p.left }
 
 // bottom is the position of the horizontal axis.
 func (p *plot) bottom() float64 { return p.top + plotHeight }
 
-// values returns the values that the axes must show. A band counts with its ends only, and bars on
-// an axis that is not logarithmic also count with 0. With categories, the horizontal axis shows all
-// of them.
+// values returns the values that the axes must show. A band counts with its ends only, a level has
+// no X, and bars on an axis that is not logarithmic also count with 0. With categories, the
+// horizontal axis shows all of them.
 func (p *plot) values() (xs, ys []float64) {
 	for _, s := range p.Series {
 		for _, point := range s.Points {
-			xs = append(xs, point.X)
+			if s.Style != Level {
+				xs = append(xs, point.X)
+			}
 			if s.Style != Band {
 				ys = append(ys, point.Y)
 			}
@@ -93,10 +100,57 @@ func (p *plot) values() (xs, ys []float64) {
 	return xs, ys
 }
 
+// edge is the smallest distance of a text from the edge of the chart.
+const edge = 2
+
+// placeX computes the horizontal scale. If the name of a tick ended outside the chart, the axis is
+// shorter at that end. A shorter axis may have other ticks, so a few attempts can be necessary.
+func (p *plot) placeX(xs []float64) {
+	for range 4 {
+		p.x = newScale(&p.X, xs, p.left, p.plotWidth(), len(p.X.Categories) > 0)
+		p.nameTicks()
+		before, behind := 0.0, 0.0 // how far names end outside the chart
+		for _, t := range p.xTicks {
+			begin, end := p.ends(t)
+			before, behind = max(before, edge-begin), max(behind, end-(width-edge))
+		}
+		if before == 0 && behind == 0 {
+			return
+		}
+		p.left, p.right = p.left+before, p.right-behind
+	}
+}
+
+// ends returns where the name of a tick of the horizontal axis begins and ends.
+func (p *plot) ends(t tick) (begin, end float64) {
+	x := p.x.at(t.value)
+	if p.turned {
+		x += turnedShift
+		return x - textWidth(t.label, textSize)*math.Cos(turn), x
+	}
+	half := 0.0
+	for _, line := range p.linesOf(t) {
+		half = max(half, textWidth(line, textSize)/2)
+	}
+	return x - half, x + half
+}
+
+// linesOf splits the name of a tick of the horizontal axis, if the names of categories would not fit
+// beside each other otherwise.
+func (p *plot) linesOf(t tick) []string {
+	if !p.split {
+		return []string{t.label}
+	}
+	return wrap(t.label, p.roomOfName(), textSize)
+}
+
+// roomOfName is the width for the name of a category.
+func (p *plot) roomOfName() float64 { return p.x.at(1) - p.x.at(0) - 6 }
+
 // nameTicks chooses the ticks of the horizontal axis so that their names do not overlap. It uses
 // fewer numbers, or splits the names of categories, or turns them.
 func (p *plot) nameTicks() {
-	p.tickLines = 1
+	p.tickLines, p.split, p.turned = 1, false, false
 	p.xTicks = p.x.ticks(8)
 	if len(p.X.Categories) == 0 {
 		for most := 7; most > 1 && !p.fits(p.xTicks); most-- {
@@ -106,12 +160,12 @@ func (p *plot) nameTicks() {
 	if len(p.X.Categories) < 2 || p.fits(p.xTicks) {
 		return
 	}
-	room := p.x.at(1) - p.x.at(0) - 6 // width for the name of a category
-	for _, name := range p.X.Categories {
-		lines := wrap(name, room, textSize)
+	p.split = true
+	for _, t := range p.xTicks {
+		lines := p.linesOf(t)
 		p.tickLines = max(p.tickLines, len(lines))
 		for _, line := range lines {
-			p.turned = p.turned || textWidth(line, textSize) > room
+			p.turned = p.turned || textWidth(line, textSize) > p.roomOfName()
 		}
 	}
 }
@@ -129,13 +183,16 @@ func (p *plot) fits(ticks []tick) bool {
 	return true
 }
 
-// turnedHeight is the height of names that rise by 35 degrees.
+// turn is the angle of turned names, and turnedShift the distance of their end from the tick.
+const turn, turnedShift = 35 * math.Pi / 180, 4
+
+// turnedHeight is the height of turned names.
 func (p *plot) turnedHeight() float64 {
 	longest := 0.0
 	for _, name := range p.X.Categories {
 		longest = max(longest, textWidth(name, textSize))
 	}
-	return longest*math.Sin(35*math.Pi/180) + 10
+	return longest*math.Sin(turn) + 10
 }
 
 var escaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;")
@@ -166,7 +223,7 @@ func (p *plot) heading() {
 func (p *plot) grid() {
 	for _, t := range p.y.ticks(7) {
 		y := p.y.at(t.value)
-		p.line(p.left, y, width-margin, y, "grid")
+		p.line(p.left, y, p.right, y, "grid")
 		p.text(p.left-tickLength-3, y+4, `text-anchor="end"`, t.label)
 	}
 	for _, t := range p.xTicks {
@@ -174,27 +231,27 @@ func (p *plot) grid() {
 		if len(p.X.Categories) == 0 {
 			p.line(x, p.bottom(), x, p.bottom()+tickLength, "axis")
 		}
-		p.tickName(x, p.bottom()+tickLength+13, t.label)
+		p.tickName(x, p.bottom()+tickLength+13, t)
 	}
-	p.line(p.left, p.bottom(), width-margin, p.bottom(), "axis")
+	p.line(p.left, p.bottom(), p.right, p.bottom(), "axis")
 	if p.X.Label != "" {
 		y := p.height - 10 - float64(len(p.rows))*18 - 8
-		p.text(p.left+p.plotWidth()/2, y, `class="label" text-anchor="middle"`, p.X.Label)
+		half := textWidth(p.X.Label, textSize) / 2
+		x := max(min(p.left+p.plotWidth()/2, width-edge-half), edge+half)
+		p.text(x, y, `class="label" text-anchor="middle"`, p.X.Label)
 	}
 }
 
 // tickName writes the name of a tick of the horizontal axis.
-func (p *plot) tickName(x, y float64, name string) {
-	switch {
-	case p.turned:
-		end := fmt.Sprintf(`text-anchor="end" transform="rotate(-35 %.1f %.1f)"`, x+4, y-2)
-		p.text(x+4, y-2, end, name)
-	case len(p.X.Categories) > 0:
-		for i, line := range wrap(name, p.x.at(1)-p.x.at(0)-6, textSize) {
-			p.text(x, y+14*float64(i), `text-anchor="middle"`, line)
-		}
-	default:
-		p.text(x, y, `text-anchor="middle"`, name)
+func (p *plot) tickName(x, y float64, t tick) {
+	if p.turned {
+		x, y := x+turnedShift, y-2
+		end := fmt.Sprintf(`text-anchor="end" transform="rotate(-35 %.1f %.1f)"`, x, y)
+		p.text(x, y, end, t.label)
+		return
+	}
+	for i, line := range p.linesOf(t) {
+		p.text(x, y+14*float64(i), `text-anchor="middle"`, line)
 	}
 }
 
@@ -216,7 +273,7 @@ func (p *plot) legendRows() (rows [][]entry) {
 	x := p.left
 	for _, e := range p.entries() {
 		size := sampleWidth + textWidth(e.name, textSize) + 14
-		if len(row) > 0 && x+size > width-margin+14 {
+		if len(row) > 0 && x+size > width-edge+14 {
 			rows, row, x = append(rows, row), nil, p.left
 		}
 		e.x = x
@@ -229,11 +286,11 @@ func (p *plot) legendRows() (rows [][]entry) {
 	return rows
 }
 
-// entries returns the entries of the legend: one for each series without a kind, and then one for
-// each kind. A chart of one series without a name has no legend.
+// entries returns the entries of the legend: one for each series with a name and without a kind,
+// and then one for each kind.
 func (p *plot) entries() (entries []entry) {
 	for i, s := range p.Series {
-		if s.Kind == "" && (s.Name != "" || len(p.Series) > 1) {
+		if s.Kind == "" && s.Name != "" {
 			entries = append(entries, entry{series: i, name: s.Name})
 		}
 	}
@@ -267,16 +324,16 @@ func (p *plot) legend() {
 
 // sample draws a short piece of a line, a bar or a marker in the style of an entry's series.
 func (p *plot) sample(e entry, y float64) {
-	s := &p.Series[e.series]
-	switch s.Style {
-	case Bars, Band:
+	i := e.series
+	s := &p.Series[i]
+	switch {
+	case p.isBars(i) || s.Style == Band:
 		p.printf(`<rect x="%.1f" y="%.1f" width="14" height="10" class="%s"/>`+"\n",
-			e.x+5, y-5, p.filling(e.series))
-	case Marks:
-	default:
-		p.line(e.x, y, e.x+24, y, s.Style.lineClass())
+			e.x+5, y-5, p.filling(i))
+	case s.Style.joins() || s.Style == Level:
+		p.line(e.x, y, e.x+24, y, p.lineClass(i))
 	}
-	if !e.kind && (s.Style == Marks || s.Style == Marked) {
-		p.marker(e.series, e.x+12, y)
+	if s.Style == Crosses || !e.kind && slices.Contains(slices.Collect(maps.Values(p.marked[i])), true) {
+		p.marker(i, e.x+12, y, 1)
 	}
 }

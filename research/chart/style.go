@@ -36,22 +36,28 @@ var (
 const rules = `.chart { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif }
 .chart .title { font-size: 13.5px; font-weight: 600 }
 .chart .value { font-size: 10px }
-.chart .line { fill: none; stroke: currentColor; stroke-width: 2; stroke-linejoin: round }
+.chart .line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round }
 .chart .dashed { stroke-dasharray: 6 4; stroke-width: 1.6 }
-.chart .dotted { stroke-dasharray: .1 4; stroke-linecap: round }
+.chart .dotted { stroke-dasharray: .1 4; stroke-width: 2; stroke-linecap: round }
+.chart .line.over { stroke-width: 3.4 }
+.chart .dashed.over { stroke-dasharray: 8 6 }
+.chart .dotted.over { stroke-dasharray: .1 7 }
 .chart .mark, .chart .bar { fill: currentColor }
+.chart .mark { stroke-width: .8 }
+.chart .cross, .chart .halo { fill: none; stroke: currentColor; stroke-width: 2.2 }
+.chart .halo { stroke-width: 4 }
 .chart .band { fill: currentColor; fill-opacity: .17 }
-.chart g .bar.hollow { stroke: currentColor; stroke-width: 1.5 }
+.chart g .bar.hollow, .chart g .mark.hollow { stroke: currentColor; stroke-width: 1.5 }
 .chart .error { fill: none; stroke: currentColor; stroke-width: 1.2 }
 .chart .hit { fill: none; pointer-events: all }
-.chart .series:hover .line { stroke-width: 3 }
+.chart .series:hover .line { stroke-width: 4.5 }
 `
 
 // rules returns the rules of charts that depend on the colour scheme.
 func (p *palette) rules() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, ".chart .ground, .chart .bar.hollow, .chart .value { fill: %s }\n", p.ground)
-	fmt.Fprintf(&out, ".chart .bar { stroke: %s }\n", p.ground)
+	fmt.Fprintf(&out, ".chart .ground, .chart .bar.hollow, .chart .mark.hollow, .chart .value { fill: %s }\n", p.ground)
+	fmt.Fprintf(&out, ".chart .bar, .chart .mark, .chart .halo { stroke: %s }\n", p.ground)
 	fmt.Fprintf(&out, ".chart text, .chart .value.hollow { fill: %s }\n", p.ink)
 	fmt.Fprintf(&out, ".chart .label { fill: %s }\n", p.faint)
 	fmt.Fprintf(&out, ".chart .grid { stroke: %s }\n", p.grid)
