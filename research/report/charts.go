@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/testbed"
+	"github.com/segue-lb/segue/research/tolerance"
 )
 
 // figure is a chart with the end of the name of its file.
@@ -63,11 +64,48 @@ func (f *folder) responses() section {
 }
 
 // overall has a chart of a measure over the points, or of the cases if there is a single point.
+// Crosses mark the numbers of the paper.
 func (f *folder) overall(m measure, u unit) chart.Chart {
+	draw := f.overPoints
 	if len(f.Points) == 1 {
-		return f.overCases(m, u)
+		draw = f.overCases
 	}
-	return f.overPoints(m, u)
+	c := draw(m, u)
+	for _, claim := range f.Claims {
+		if s := f.stated(&claim, m, u); len(s.Points) > 0 {
+			c.Series = append(c.Series, s)
+		}
+	}
+	return c
+}
+
+// stated returns a cross for each point of a claim with a number of the paper about a measure. The
+// number may be a ratio of two cases. Then the cross is at its product with the measured value of
+// the other case.
+func (f *folder) stated(claim *testbed.Claim, m measure, u unit) chart.Series {
+	const kind = "stated in the paper"
+	s := chart.Series{Name: claim.Of + ", " + kind, Like: claim.Of, Kind: kind, Style: chart.Crosses}
+	number, err := tolerance.Parse(claim.Paper)
+	if err != nil || number.Relation != tolerance.About || claim.Paper == tolerance.Equal ||
+		claim.Quantity != m.name || claim.Type != "" {
+		return s
+	}
+	for _, x := range f.Points {
+		if claim.At != 0 && claim.At != x {
+			continue
+		}
+		one, ok := sim.Estimate{Value: u.factor}, true
+		if claim.Over != "" {
+			one, ok = estimate(f.runs(claim.Over, cmp.Or(claim.OverAt, x)), measured, m, u)
+		}
+		if len(f.Points) == 1 {
+			x = float64(slices.Index(f.Cases, claim.Of))
+		}
+		if ok {
+			s.Points = append(s.Points, chart.Point{X: x, Y: number.Value * one.Value})
+		}
+	}
+	return s
 }
 
 // intervals explains the error bars, or returns an empty string if there are none.
@@ -143,25 +181,30 @@ func withoutErrors(s chart.Series) chart.Series {
 }
 
 // overCases draws a measure of each case at the only point: the measured and the simulated value as
-// bars beside each other, and the model's as a mark.
+// bars beside each other, and the model's as a cross. A case has the colour that it has in other
+// charts.
 func (f *folder) overCases(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: chart.Axis{Categories: f.Cases, Label: pointName(f.Axis, f.Points[0])}}
-	add := func(series chart.Series, from source) {
-		for x, name := range f.Cases {
-			if e, ok := estimate(f.runs(name, f.Points[0]), from, m, u); ok {
-				series.Points = append(series.Points, point(float64(x), e))
+	for _, way := range ways {
+		for i, name := range f.Cases {
+			e, ok := estimate(f.runs(name, f.Points[0]), way.from, m, u)
+			if !ok {
+				continue
 			}
-		}
-		if series.Style == chart.Marks {
-			series = withoutErrors(series)
-		}
-		if len(series.Points) > 0 {
+			series := chart.Series{
+				Name: name, Look: i + 1, Style: chart.Bars, Kind: cmp.Or(way.kind, "measured"),
+				Points: []chart.Point{point(float64(i), e)},
+			}
+			if way.kind != "" {
+				series.Name, series.Like = name+", "+way.kind, name
+			}
+			if way.kind == "model" {
+				series.Style = chart.Crosses
+				series = withoutErrors(series)
+			}
 			c.Series = append(c.Series, series)
 		}
 	}
-	add(chart.Series{Name: "measured", Style: chart.Bars, Look: 2}, measured)
-	add(chart.Series{Name: "simulated", Style: chart.Bars, Look: 2, Like: "measured"}, simulated)
-	add(chart.Series{Name: "model", Style: chart.Marks, Look: 1}, modelled)
 	return c
 }
 

@@ -12,14 +12,17 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/wording"
+	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/testbed"
 )
 
 // content has everything that the page shows of one directory of results.
 type content struct {
 	*testbed.Results
-	ID     string
-	Claims []claim
+	ID string
+	// Described says how requests of each case come to servers.
+	Described []fact
+	Claims    []claim
 	// Met and Judged are the numbers of claims that are met, and that could be judged.
 	Met, Judged int
 	Agreement   string
@@ -107,7 +110,7 @@ type serverRow struct {
 	Part, Milliseconds, Workers, Threshold string
 }
 
-// fact is a line about the environment.
+// fact is a line about the environment or about a case.
 type fact struct{ Name, Value string }
 
 // content returns what the page shows of the results.
@@ -117,7 +120,7 @@ func (f *folder) content() (*content, error) {
 		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
 		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
 		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
-		Machine: f.machineRows(), Facts: f.facts(),
+		Machine: f.machineRows(), Facts: f.facts(), Described: f.described(),
 	}
 	always := min(len(c.Disturbances), 3) // the number that the page always shows
 	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:always], c.Disturbances[always:]
@@ -189,8 +192,9 @@ func (c *content) addClaims() {
 	}
 	for _, p := range c.Results.Claims {
 		shown := claim{
-			Text: p.Text, Condition: p.Condition, Measured: text(p.Measured), Simulated: text(p.Simulated),
-			Model: text(p.Model), Verdict: "not judged", Class: "faint",
+			Text: chart.Unbroken(p.Text), Condition: chart.Unbroken(p.Condition),
+			Measured: text(p.Measured), Simulated: text(p.Simulated), Model: text(p.Model),
+			Verdict: "not judged", Class: "faint",
 		}
 		if p.Met != nil {
 			c.Judged++
@@ -366,6 +370,19 @@ func (f *folder) serverTables() (tables []serverTable) {
 		}
 	}
 	return tables
+}
+
+// described describes the cases. It returns nothing if this build cannot read the file of the
+// experiment, which an earlier build wrote into the results.
+func (f *folder) described() (cases []fact) {
+	e, err := testbed.Parse(f.Experiment, []byte(f.Text))
+	if err != nil {
+		return nil
+	}
+	for _, c := range e.Cases {
+		cases = append(cases, fact{c.Name, c.Describe()})
+	}
+	return cases
 }
 
 // facts describe the environment, and the length and the number of the runs.

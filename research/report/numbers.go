@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/testbed"
 )
@@ -186,18 +187,18 @@ func percent(share float64) string {
 	return strconv.FormatFloat(100*share, 'f', max(decimals(100*share)-1, 0), 64) + "%"
 }
 
-// pointName names a point of an axis.
+// pointName names a point of an axis, with no-break spaces around =.
 func pointName(axis testbed.Axis, point float64) string {
 	text := plain(point)
 	switch axis.Key {
 	case "load":
-		return "ρ = " + text
+		return chart.Unbroken("ρ = " + text)
 	case "servers", "balancers", "buckets", "flows", "connections":
 		return text + " " + axis.Key
 	case "removed":
 		return text + " removed"
 	case "deviation":
-		return "σ = " + text + " s"
+		return chart.Unbroken("σ = "+text) + " s"
 	case "speed":
 		return "speed " + text
 	case "rate":

@@ -23,7 +23,8 @@ import (
 var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"style": func() template.CSS { return template.CSS(chart.StyleSheet()) },
+	"style":    func() template.CSS { return template.CSS(chart.StyleSheet()) },
+	"unbroken": chart.Unbroken,
 }).Parse(pageText))
 
 // Settings tell how a report is made.

@@ -19,19 +19,112 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/testhost"
+	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/chart/charttest"
 	"github.com/segue-lb/segue/research/testbed"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// mustWrite makes a report and returns the text of the page.
+// mustWrite makes a report and returns the text of the page, with ordinary spaces in place of
+// no-break spaces.
 func mustWrite(t *testing.T, directory string, s Settings) (*Report, string) {
 	t.Helper()
 	report, err := Write(directory, s)
 	testhost.Must(t, err)
 	text, err := os.ReadFile(report.Page)
 	testhost.Must(t, err)
-	return report, string(text)
+	return report, strings.ReplaceAll(string(text), "\u00a0", " ")
+}
+
+// TestUnbroken checks that browsers cannot break the lines of the page inside of ρ = 0.5.
+func TestUnbroken(t *testing.T) {
+	directory := t.TempDir()
+	results := small(t, directory, 0.1, 0.12)
+	results.About = "With ρ = 0.5 only."
+	results.Claims = []testbed.Claim{{Text: "at ρ = 0.5", Condition: "mean(sr4) at 0.5 ≥ 2"}}
+	writeResults(t, directory, results)
+	report, _ := mustWrite(t, directory, Settings{})
+	page, err := os.ReadFile(report.Page)
+	testhost.Must(t, err)
+	if found := regexp.MustCompile(`[^"\n]{0,30} [=≥±] [0-9]`).FindAllString(string(page), -1); len(found) > 0 {
+		t.Errorf("a line may be broken inside of %q", found)
+	}
+}
+
+// TestDescribed checks that the page describes the cases, unless the file of the experiment cannot
+// be read.
+func TestDescribed(t *testing.T) {
+	directory := t.TempDir()
+	results := small(t, directory, 0.1)
+	if _, page := mustWrite(t, directory, Settings{}); strings.Contains(page, `class="cases"`) {
+		t.Error("cases are described, though the results have no file of the experiment")
+	}
+	results.Text = "title: A\npoints: [0.5]\ncases:\n" +
+		"  - {name: sr4, placement: hunt, candidates: 2, accept: {policy: static, threshold: 4}}\n"
+	writeResults(t, directory, results)
+	const want = "<dt>sr4</dt><dd>a connection is offered to its 2 candidates in turn; " +
+		"a server accepts it while its load is below 4 (SR4)</dd>"
+	if _, page := mustWrite(t, directory, Settings{}); !strings.Contains(page, want) {
+		t.Errorf("the page does not have %s", want)
+	}
+}
+
+// TestStated checks the crosses at numbers of the paper: times, and ratios of two cases. Bounds and
+// other measures have none.
+func TestStated(t *testing.T) {
+	f := &folder{Results: small(t, t.TempDir(), 0.1)}
+	f.Cases = []string{"hash", "sr4"}
+	f.Claims = []testbed.Claim{
+		{Quantity: "mean", Of: "sr4", Paper: "0.2"},
+		{Quantity: "mean", Of: "hash", Over: "sr4", At: 0.5, Paper: "0.6 / 0.2"},
+		{Quantity: "mean", Of: "hash", Over: "sr4", Paper: "at most 1"},
+		{Quantity: "mean", Of: "hash", Over: "sr4", Paper: "equal"},
+		{Quantity: "p90", Of: "hash", Paper: "7"},
+		{Quantity: "mean", Of: "hash", Over: "sr4", At: 0.6, Paper: "8"},
+	}
+	for points, want := range map[int]string{1: "[{1 200 0 0}] [{0 300 0 0}]", 2: "[{0.5 200 0 0} {0.6 200 0 0}] [{0.5 300 0 0}]"} {
+		f.Points = []float64{0.5, 0.6}[:points]
+		var got []string
+		for _, series := range f.overall(measures[0], milliseconds).Series {
+			if series.Style == chart.Crosses && series.Kind != "model" {
+				var places []string
+				for _, p := range series.Points {
+					places = append(places, fmt.Sprintf("{%.3g %.3g %v %v}", p.X, p.Y, p.Low, p.High))
+				}
+				got = append(got, "["+strings.Join(places, " ")+"]")
+			}
+		}
+		if got := strings.Join(got, " "); got != want {
+			t.Errorf("%d points: crosses at %s, want %s", points, got, want)
+		}
+	}
+}
+
+// TestColoursOfCases checks that each case has one colour in all charts, over one point and over
+// several.
+func TestColoursOfCases(t *testing.T) {
+	f := &folder{Results: small(t, t.TempDir(), 0.1)}
+	f.Cases = []string{"hash", "round-robin", "sr4"}
+	f.Runs[0].Failures = map[string]uint64{"reset": 1}
+	for points := range 2 {
+		f.Points = []float64{0.5, 0.6}[:points+1]
+		charts := f.failures().figures
+		for _, of := range []section{f.responses(), f.distributions("", "", "", measured)} {
+			charts = append(charts, of.figures...)
+		}
+		for _, figure := range charts {
+			for _, series := range figure.chart.Series {
+				if name := series.Name; name != "" && !strings.HasPrefix(name, "sr4") {
+					continue
+				}
+				if series.Look != 3 {
+					t.Errorf("%d points, %s: series %q has look %d, want 3", points+1, figure.name,
+						series.Name, series.Look)
+				}
+			}
+		}
+	}
 }
 
 // outline returns a line for each heading, notice, chart, detail and table of a page, with the
@@ -118,6 +211,11 @@ func TestStructure(t *testing.T) {
 	testhost.Must(t, err)
 	if inPage := strings.Count(page, `role="img"`); len(svgs) != inPage || report.Charts != inPage {
 		t.Errorf("%d charts in the page, %d files, reported %d", inPage, len(svgs), report.Charts)
+	}
+	for _, file := range svgs {
+		svg, err := os.ReadFile(file)
+		testhost.Must(t, err)
+		charttest.TextInside(t, svg)
 	}
 }
 
@@ -274,7 +372,7 @@ func TestHeldTables(t *testing.T) {
 func TestModelWithoutPercentiles(t *testing.T) {
 	f := &folder{Results: small(t, t.TempDir(), 0.1, 0.11)}
 	for points, want := range map[int][]string{
-		1: {"measured simulated model", "measured", "measured"},
+		1: {"sr4 sr4, simulated sr4, model", "sr4", "sr4"},
 		2: {"sr4 sr4, simulated sr4, model", "sr4", "sr4"},
 	} {
 		f.Points = []float64{0.5, 0.6}[:points]
@@ -313,7 +411,8 @@ func TestSingleRun(t *testing.T) {
 	}
 }
 
-// TestClaims checks the table of claims, and that claims of missing runs are not judged.
+// TestClaims checks the table of claims, whose first column has the verdicts, which are visible on
+// any screen there. Claims of missing runs are not judged.
 func TestClaims(t *testing.T) {
 	directory := t.TempDir()
 	results := small(t, directory, 0.1)
@@ -325,9 +424,9 @@ func TestClaims(t *testing.T) {
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
 	want := [][]string{
-		{"a", "b >= 2.3", "2.35", "0.0123", "–", "met"},
-		{"c", "d < 1", "1234", "–", "0", "not met"},
-		{"e", "f < 1", "–", "–", "–", "not judged"},
+		{"met", "a", "b >= 2.3", "2.35", "0.0123", "–"},
+		{"not met", "c", "d < 1", "1234", "–", "0"},
+		{"not judged", "e", "f < 1", "–", "–", "–"},
 	}
 	if diff := cmp.Diff(want, cells(t, page, "claims")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -208,8 +208,8 @@ func TestNumber(t *testing.T) {
 // TestPointNames checks that all points have names that need no axis.
 func TestPointNames(t *testing.T) {
 	for key, want := range map[string]string{
-		"load": "ρ = 0.5", "servers": "0.5 servers", "buckets": "0.5 buckets", "flows": "0.5 flows",
-		"deviation": "σ = 0.5 s", "removed": "0.5 removed", "speed": "speed 0.5",
+		"load": "ρ\u00a0=\u00a00.5", "servers": "0.5 servers", "buckets": "0.5 buckets", "flows": "0.5 flows",
+		"deviation": "σ\u00a0=\u00a00.5 s", "removed": "0.5 removed", "speed": "speed 0.5",
 		"rate": "0.5 requests/s", "other": "a label: 0.5",
 	} {
 		if got := pointName(testbed.Axis{Key: key, Label: "a label"}, 0.5); got != want {

@@ -163,14 +163,17 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 		p.High = min(p.High, 100)
 		return p
 	}
-	bars := chart.Series{Style: chart.Bars, Look: 2}
 	for i, name := range f.Cases {
 		line := chart.Series{Name: name, Style: chart.Marked, Look: i + 1}
 		for _, x := range f.Points {
 			e, ok := shareOfRuns(f.runs(name, x), share)
 			switch {
 			case ok && byCase:
-				bars.Points = append(bars.Points, inPercent(float64(len(c.X.Categories)), e))
+				// The horizontal axis has the name of the case, so the series needs none.
+				c.Series = append(c.Series, chart.Series{
+					Style: chart.Bars, Look: i + 1,
+					Points: []chart.Point{inPercent(float64(len(c.X.Categories)), e)},
+				})
 				c.X.Categories = append(c.X.Categories, name)
 			case ok:
 				line.Points = append(line.Points, inPercent(x, e))
@@ -179,9 +182,6 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 		if len(line.Points) > 0 {
 			c.Series = append(c.Series, line)
 		}
-	}
-	if len(bars.Points) > 0 {
-		c.Series = append(c.Series, bars)
 	}
 	return c
 }

@@ -222,3 +222,32 @@ func TestDeviationKeepsTheMedian(t *testing.T) {
 		t.Errorf("%v of the work is below the median of the exponential distribution, want 0.5", share)
 	}
 }
+
+// TestDescribe checks the texts about cases, and that all cases of all experiments have one.
+func TestDescribe(t *testing.T) {
+	for want, text := range map[string]string{
+		"clients send requests to random servers, without a balancer": "{name: a, direct: true}",
+		"SC, single choice: the first candidate of the flow's bucket; weights in proportion to the servers' capacities": "{name: a, placement: hash, " +
+			"candidates: 1, weighted: true}",
+		"a connection is offered to its 2 candidates in turn; a server accepts it while its load is below a " +
+			"threshold, which it adapts (SRdyn)": "{name: a, placement: hunt, candidates: 2, accept: {policy: dynamic}}",
+		"a connection is offered to 3 random servers in turn; the one with the lowest load accepts it": "{name: a, placement: hunt, " +
+			"candidates: 3, selection: random}",
+		"the next server in turn; weights that follow the servers' loads every 200ms": "{name: a, placement: round-robin, feedback: 200ms}",
+	} {
+		e, err := Parse("a", []byte("title: A\npoints: [0.5]\ncases:\n  - "+text+"\n"))
+		testhost.Must(t, err)
+		if got := e.Cases[0].Describe(); got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+	for _, name := range Names() {
+		e, _, err := Load(name)
+		testhost.Must(t, err)
+		for _, c := range e.Cases {
+			if text := c.Describe(); len(text) < 20 || strings.ContainsAny(text, "`") {
+				t.Errorf("%s, %s: %q", name, c.Name, text)
+			}
+		}
+	}
+}
