@@ -185,8 +185,8 @@ func (r *run) shorter(c *contest, setting int, one, other, where string) {
 
 // chart draws a value of all results, with one series for each rival, and one point for each
 // setting.
-func (r *run) chart(
-	c *contest, title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate,
+func (c *contest) chart(
+	title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate,
 ) chart.Chart {
 	style := chart.Marked
 	if len(x.axis.Categories) > 0 {
@@ -205,7 +205,7 @@ func (r *run) chart(
 			}
 		}
 		for j, at := range x.at {
-			series.Points = append(series.Points, r.estimated(at, value(c.results[j][i])))
+			series.Points = append(series.Points, estimated(at, value(c.results[j][i])))
 		}
 		drawn.Series = append(drawn.Series, series)
 	}
@@ -232,10 +232,23 @@ func cutOff(series []chart.Series) float64 {
 	return 0
 }
 
+// meanFCT is the label of an axis.
+const meanFCT = "mean flow completion time (FCT), s"
+
 // drawFCT draws the mean and the 90th percentile of the FCT. The axes may be logarithmic.
 func (r *run) drawFCT(c *contest, title string, x places, log bool) {
-	r.draw(r.chart(c, "Mean "+title, x, chart.Axis{Label: "mean FCT, s", Log: log}, (*sim.Result).Mean))
-	r.draw(r.chart(c, "90th percentile of "+title, x, chart.Axis{Label: "p90 FCT, s", Log: log}, p90))
+	mean, tail := c.chartsOfFCT(title, x, log)
+	r.draw(mean)
+	r.draw(tail)
+}
+
+// chartsOfFCT returns the charts of drawFCT.
+func (c *contest) chartsOfFCT(title string, x places, log bool) (mean, tail chart.Chart) {
+	mean = c.chart("Mean "+title, x, chart.Axis{Label: meanFCT, Log: log},
+		(*sim.Result).Mean)
+	tail = c.chart("90th percentile of "+title, x,
+		chart.Axis{Label: "90th percentile of the flow completion time (FCT), s", Log: log}, p90)
+	return mean, tail
 }
 
 func p90(result *sim.Result) sim.Estimate { return result.Quantile(0.9) }

@@ -42,7 +42,7 @@ func hlb14(ctx context.Context, r *run) error {
 		if err != nil {
 			return err
 		}
-		weights.Series = append(weights.Series, chart.Series{Name: norm.name, Style: chart.Bars, Points: indexed(ratios...)})
+		weights.Series = append(weights.Series, chart.Series{Name: norm.name, Style: chart.Bars, Points: estimates(ratios)})
 	}
 	r.draw(weights)
 	r.remark("%s", normsDiffer)
@@ -56,9 +56,13 @@ func hlb14(ctx context.Context, r *run) error {
 		if err != nil {
 			return err
 		}
-		r.draw(r.chart(c, fmt.Sprintf("Queues of the powerful half over those of the other, %.0f%%", 100*load), axis,
+		r.draw(c.chart(fmt.Sprintf("Queues of the powerful half over those of the other, %.0f%%", 100*load), axis,
 			chart.Axis{Label: "ratio of flows on a server"}, queueRatio))
 		if load == 0.9 {
+			shares := c.chart("Flows that the powerful half gets, 90%", axis,
+				chart.Axis{Label: "share of flows", Max: 1}, powerful)
+			shares.Series = append(shares.Series, printed("SED", chart.Point{X: 3, Y: 0.742}))
+			r.draw(shares)
 			share := times(powerful(c.of(3, "SED")), 100)
 			r.about("flows that SED gives the powerful half, 8 balancers, %", "74.2", share.Value,
 				sampled(share, r.hlbRuns(), hlbPaperRuns), "")

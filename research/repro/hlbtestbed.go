@@ -121,9 +121,9 @@ func hlb20(ctx context.Context, r *run) error {
 		return err
 	}
 	r.draw(
-		r.chart(c, "Mean FCT by the clients' round trip",
+		c.chart("Mean FCT by the clients' round trip",
 			places{chart.Axis{Label: "mean added round trip, s"}, trips},
-			chart.Axis{Label: "mean FCT, s"}, (*sim.Result).Mean),
+			chart.Axis{Label: meanFCT}, (*sim.Result).Mean),
 	)
 	worst, bend := 0.0, 1.0 // bend is the largest factor between the FCT and a straight line
 	first, last := c.mean(0, "HLB"), c.mean(len(trips)-1, "HLB")
@@ -236,7 +236,7 @@ func hlb23(ctx context.Context, r *run) error {
 	over := chart.Chart{
 		Title: "Mean FCT over time",
 		X:     chart.Axis{Label: "time, s"},
-		Y:     chart.Axis{Label: "mean FCT, s", Log: true},
+		Y:     chart.Axis{Label: meanFCT, Log: true},
 	}
 	for i, rival := range rivals {
 		series := chart.Series{Name: rival.name}

@@ -37,27 +37,28 @@ func weighings(w sim.World, see func(server int32, hlb weighing)) {
 }
 
 // weightRatios simulates HLB. For each cluster it returns the weights of the second half of the
-// servers, divided by those of the first half. Both are sums over all samples and runs. norm
+// servers, divided by those of the first half. Both are sums over all samples of a run. norm
 // selects by what durations are divided (placement.Weights.Norm): by default their sum, as in the
 // paper's formula.
 func (r *run) weightRatios(
 	ctx context.Context, clusters []hlbCluster, load float64, norm string,
-) ([]float64, error) {
+) ([]sim.Estimate, error) {
 	hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Norm = norm })
 	if err != nil {
 		return nil, err
 	}
-	var mu sync.Mutex                         // several runs are sampled at the same time
-	sums := make([][2]float64, len(clusters)) // by cluster and half
+	var mu sync.Mutex                           // several runs are sampled at the same time
+	sums := make([][][2]float64, len(clusters)) // by cluster, run and half
 	list := settings(clusters, load, []rival{hlb})
 	for i := range list {
+		sums[i] = make([][2]float64, r.hlbRuns())
 		list[i].watch = func(c *sim.Config, _ int) {
 			c.SampleInterval = 5
-			c.Sample = func(_ int, _ float64, world sim.World) {
+			c.Sample = func(run int, _ float64, world sim.World) {
 				mu.Lock()
 				defer mu.Unlock()
 				weighings(world, func(s int32, hlb weighing) {
-					sums[i][world.Server(s).Group] += hlb.Weight(s)
+					sums[i][run][world.Server(s).Group] += hlb.Weight(s)
 				})
 			}
 		}
@@ -65,9 +66,13 @@ func (r *run) weightRatios(
 	if _, err := r.compete(ctx, list, r.hlbRuns()); err != nil {
 		return nil, err
 	}
-	ratios := make([]float64, len(clusters))
-	for i, sum := range sums {
-		ratios[i] = sum[1] / sum[0]
+	ratios := make([]sim.Estimate, len(clusters))
+	for i := range sums {
+		var ofRuns []float64
+		for _, sum := range sums[i] {
+			ofRuns = append(ofRuns, sum[1]/sum[0])
+		}
+		ratios[i] = sim.EstimateOf(ofRuns)
 	}
 	return ratios, nil
 }

@@ -17,8 +17,9 @@ import (
 var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"style":  func() template.CSS { return template.CSS(chart.StyleSheet()) },
-	"digits": func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) },
+	"style":    func() template.CSS { return template.CSS(chart.StyleSheet()) },
+	"digits":   func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) },
+	"unbroken": chart.Unbroken,
 }).Parse(pageText))
 
 // drawing is a figure in the form for the page.

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/chart/charttest"
 	"github.com/segue-lb/segue/research/tolerance"
 )
 
@@ -34,11 +35,11 @@ func counted(name string, times *int) Figure {
 				chart.Chart{
 					Title: name,
 					Series: []chart.Series{
-						{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}},
+						{Name: "SC, of 5", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}}, {Name: "SR4"},
 					},
 				},
 			)
-			r.about("two", "2.0", 2.05, digits, "because")
+			r.about("two at ρ = 2", "2.0", 2.05, digits, "because")
 			r.about("three", "3.0", 3.2, digits, "because")
 			r.atMost("at most one", "1", 1.05, drawn, "")
 			r.atLeast("at least one", "1", 0.8, drawn, "")
@@ -63,6 +64,9 @@ func TestMake(t *testing.T) {
 	first := mustMake(t, figures, s)
 	if times != 1 || first[0].Stored {
 		t.Fatalf("made %d times", times)
+	}
+	if look := first[0].Charts[0].Series[1].Look; look != caseOf("SR4").look {
+		t.Errorf("SR4 has the look %d", look)
 	}
 	var told []string
 	telling := s
@@ -212,8 +216,10 @@ func TestPage(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
 	testhost.Must(t, err)
 	for _, want := range []string{
-		"A &lt;title&gt;", "<svg ", "2 of 4 rows", "Monte Carlo, 95%", "<td>printed digits</td>",
-		`class="bad">outside`, `class="bad">6lb-x</a>`, "at most 1",
+		"A &lt;title&gt;", "<svg ", "2 of 4 rows", "Monte Carlo, 95%", ">printed digits</td>",
+		// The verdict is in the first column, which is visible on any screen.
+		`<tr><td class="verdict bad">outside`, `class="bad">6lb-x</a>`, "at most 1",
+		"<dt>SC</dt><dd>single choice: ", "c\u00a0=\u00a04", "two at ρ\u00a0=\u00a02",
 	} {
 		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %s", want)
@@ -222,6 +228,51 @@ func TestPage(t *testing.T) {
 	for _, foreign := range []string{"<script", "<link", "src=", "url("} {
 		if strings.Contains(string(content), foreign) {
 			t.Errorf("the page has %s: it must need no other file", foreign)
+		}
+	}
+}
+
+// TestColours checks that a case has the same colour in all charts, wherever it is in them, and
+// that cases of one paper have different ones.
+func TestColours(t *testing.T) {
+	series := func(names ...string) (list []chart.Series) {
+		for _, name := range names {
+			list = append(list, chart.Series{Name: name})
+		}
+		return list
+	}
+	r := Result{Charts: []chart.Chart{
+		{Series: series(everyRival...)}, {Series: series("LSQ", "SED", "HLB")}, {Series: series("1 s", "HLB")},
+	}}
+	r.agree()
+	looks := map[string]int{}
+	names := map[int]string{}
+	for _, c := range r.Charts {
+		for _, s := range c.Series {
+			if before := looks[s.Name]; before != 0 && before != s.Look {
+				t.Errorf("%s has the looks %d and %d", s.Name, before, s.Look)
+			}
+			if before := names[s.Look]; before != "" && before != s.Name {
+				t.Errorf("%s and %s have the look %d", before, s.Name, s.Look)
+			}
+			looks[s.Name], names[s.Look] = s.Look, s.Name
+		}
+	}
+	ofContenders := map[int]string{}
+	for _, c := range append(slices.Clone(hunters), roundRobin, feedback) {
+		look := caseOf(c.name).look
+		if before := ofContenders[look]; before != "" {
+			t.Errorf("%s and %s have the look %d", before, c.name, look)
+		}
+		ofContenders[look] = c.name
+	}
+}
+
+// TestSpelledOut checks that the page spells out all placements of HLB's figures.
+func TestSpelledOut(t *testing.T) {
+	for _, name := range append(slices.Clone(everyRival), "HLB-FIX", "GSQ", "LSQ2", "SED2", "HLB2", "Oracle2") {
+		if caseOf(name) == nil {
+			t.Errorf("%s is not spelled out", name)
 		}
 	}
 }
@@ -286,9 +337,19 @@ func TestAnalyticFigures(t *testing.T) {
 		if len(o.Charts) == 0 || (len(o.Checks) == 0) != noRows {
 			t.Errorf("%s: %d charts, %d comparisons", o.Name, len(o.Charts), len(o.Checks))
 		}
+		marked := false // a chart has a mark of the paper's number
+		for i := range o.Charts {
+			charttest.TextInside(t, o.Charts[i].SVG())
+			marked = marked || slices.ContainsFunc(o.Charts[i].Series, func(s chart.Series) bool {
+				return s.Style == chart.Crosses
+			})
+		}
 		for _, c := range o.Checks {
 			if expected := c.Quantity != "WCMP / LSQ, all observed"; c.OK != expected {
 				t.Errorf("%s: %s: %v, paper %v", c.Figure, c.Quantity, c.Measured, c.Paper)
+			}
+			if c.Paper.Value != 1 && !marked { // not a ratio of two curves that the text compares
+				t.Errorf("%s: no chart shows the paper's %v", c.Figure, c.Paper)
 			}
 		}
 	}

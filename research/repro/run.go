@@ -76,6 +76,7 @@ func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (
 	if err := r.result.finite(); err != nil {
 		return Outcome{}, err
 	}
+	r.result.agree()
 	return Outcome{figure, r.result, false}, s.save(figure.Name, r.result)
 }
 

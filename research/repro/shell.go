@@ -285,6 +285,7 @@ func shell6(ctx context.Context, r *run) error {
 		bounded.Series = append(bounded.Series, against(name, chart.Line, f))
 		last = append(last, f[len(f)-1])
 	}
+	bounded.Series = append(bounded.Series, bound(bounded.Series[1].Name, "at most", 0.01))
 	r.draw(infinite)
 	r.draw(bounded)
 	r.draw(kept)

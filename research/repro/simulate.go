@@ -48,13 +48,22 @@ func times(e sim.Estimate, factor float64) sim.Estimate {
 	return sim.Estimate{Value: e.Value * factor, Half: e.Half * factor}
 }
 
-// estimated is a point with the confidence interval as error bar. Quick figures have few runs. The
-// interval of so few runs is often many times the error, so quick figures have no error bars.
-func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
-	if r.Quick || math.IsNaN(e.Half) {
+// estimated is a point with the confidence interval as error bar. The value cannot be negative, so
+// the interval is cut off at 0.
+func estimated(x float64, e sim.Estimate) chart.Point {
+	if math.IsNaN(e.Half) {
 		return chart.Point{X: x, Y: e.Value}
 	}
-	return chart.Point{X: x, Y: e.Value, Low: e.Value - e.Half, High: e.Value + e.Half}
+	return chart.Point{X: x, Y: e.Value, Low: max(e.Value-e.Half, 0), High: e.Value + e.Half}
+}
+
+// estimates returns a point for each estimate, at 0, 1, 2 and so on.
+func estimates(list []sim.Estimate) []chart.Point {
+	points := make([]chart.Point, len(list))
+	for i, e := range list {
+		points[i] = estimated(float64(i), e)
+	}
+	return points
 }
 
 // cdf returns the cumulative distribution of response times up to the given time, as a series.

@@ -181,7 +181,7 @@ func TestFromSYN(t *testing.T) {
 			t.Errorf("%s counts flows when they are %q", name, count)
 		}
 	}
-	drawn := (&run{}).chart(c, "", places{at: []float64{0}}, chart.Axis{},
+	drawn := c.chart("", places{at: []float64{0}}, chart.Axis{},
 		func(*sim.Result) sim.Estimate { return sim.Estimate{} })
 	for i, series := range drawn.Series {
 		if series.Style != chart.Dashed || series.Like+countedFromSYN != list[i].name {
@@ -250,8 +250,8 @@ func TestWeightRatios(t *testing.T) {
 	r := &run{Settings: Settings{Seed: 1, Workers: 1, Quick: true}}
 	ratios, err := r.weightRatios(t.Context(), []hlbCluster{cluster}, 0.9, "")
 	testhost.Must(t, err)
-	if ratios[0] <= 1.005 || ratios[0] > 4 {
-		t.Errorf("ratio of weights %v, want more than 1 and at most 4", ratios[0])
+	if ratios[0].Value <= 1.005 || ratios[0].Value > 4 || !(ratios[0].Half > 0) {
+		t.Errorf("ratio of weights %v, want more than 1 and at most 4, with an interval", ratios[0])
 	}
 }
 
@@ -342,6 +342,22 @@ func TestCountResets(t *testing.T) {
 				t.Errorf("%d candidates, %d servers gone: %v resets of others", candidates, k, r[k].extra)
 			}
 		}
+	}
+}
+
+// TestEstimated checks that a point has the interval by Student's distribution, also of few runs:
+// for three values, the factor is 4.303. The interval does not begin below 0.
+func TestEstimated(t *testing.T) {
+	half := 4.3027 / math.Sqrt(3)
+	for first, low := range map[float64]float64{1: 0, 11: 12 - half} {
+		got := estimated(7, sim.EstimateOf([]float64{first, first + 1, first + 2}))
+		want := chart.Point{X: 7, Y: first + 1, Low: low, High: first + 1 + half}
+		if math.Abs(got.Low-want.Low)+math.Abs(got.High-want.High) > 1e-3 || got.X != want.X || got.Y != want.Y {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+	if got := estimated(7, sim.EstimateOf([]float64{2})); got != (chart.Point{X: 7, Y: 2}) {
+		t.Errorf("one run: %v", got)
 	}
 }
 

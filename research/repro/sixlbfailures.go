@@ -49,29 +49,33 @@ func sectionIID(ctx context.Context, r *run) error {
 			Label:      "what fails",
 			Categories: []string{"the host", "the application"},
 		},
-		Y:      chart.Axis{Label: "share of new flows, %"},
-		Series: make([]chart.Series, len(contenders)),
+		Y: chart.Axis{Label: "share of new flows, %"},
 	}
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Bars}
-		var rejected, extra, fewer []float64      // see compareFailures
-		meanOfHost, meanOfApplication := 0.0, 0.0 // percent of the flows that fail
+		var rejected, extra, fewer []float64          // see compareFailures
+		var ofHostFail, ofApplicationFail []float64   // percent of the flows that fail
+		var ofHostByText, ofApplicationByText float64 // the same, by the text's p_R
 		for e := range experiments {
 			undisturbed := of(i, none, e)
 			reject := float64(undisturbed.Hops) / float64(undisturbed.Flows())
 			host, application := failed(of(i, ofHost, e)), failed(of(i, ofApplication, e))
 			hostSC, applicationSC := failed(of(sc, ofHost, e)), failed(of(sc, ofApplication, e))
-			meanOfHost += 100 * host / float64(experiments)
-			meanOfApplication += 100 * application / float64(experiments)
+			ofHostFail = append(ofHostFail, 100*host)
+			ofApplicationFail = append(ofApplicationFail, 100*application)
+			ofHostByText += 100 * hostSC * (1 + reject) / float64(experiments)
+			ofApplicationByText += 100 * applicationSC * reject / float64(experiments)
 			rejected = append(rejected, 100*reject)
 			extra = append(extra, (host/hostSC-1)/reject)
 			fewer = append(fewer, (1-application/applicationSC)/(1-reject))
 		}
-		series.Points = indexed(meanOfHost, meanOfApplication)
-		c.Series[i] = series
+		series.Points = estimates([]sim.Estimate{sim.EstimateOf(ofHostFail), sim.EstimateOf(ofApplicationFail)})
+		c.Series = append(c.Series, series)
 		if contender.name != singleChoice.name {
 			r.compareFailures(contender.name, experiments, sim.EstimateOf(rejected),
 				sim.EstimateOf(extra), sim.EstimateOf(fewer))
+			c.Series = append(c.Series,
+				printed(contender.name, indexed(ofHostByText, ofApplicationByText)...))
 		}
 	}
 	r.draw(c)

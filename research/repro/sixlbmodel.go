@@ -75,8 +75,15 @@ func figure8a(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
+	const stated = 0.983 // the load from which SR8 is better than SR4
+	s, err := steady(stated, 8)
+	if err != nil {
+		return err
+	}
+	c.Series = append(c.Series, printed("SR8", chart.Point{X: stated, Y: s.MeanResponse()}))
 	r.draw(c)
-	r.remark("Marks: simulations of %d servers. They differ from the model by at most %.2f%%.", manyServers, 100*deviation)
+	r.remark("Marks: simulations of %d servers. They differ from the model by at most %.2f%%. The cross is at "+
+		"the load from which SR8 is better than SR4, by the paper.", manyServers, 100*deviation)
 	crossing, err := crossing(4, 8)
 	if err != nil {
 		return err
@@ -165,7 +172,7 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 				return 0, err
 			}
 			mean := results[i*len(loads)+j].Mean()
-			series.Points = append(series.Points, r.estimated(load, mean))
+			series.Points = append(series.Points, estimated(load, mean))
 			deviation = max(deviation, math.Abs(mean.Value/s.MeanResponse()-1))
 		}
 		c.Series = append(c.Series, series)
@@ -314,7 +321,7 @@ func figure8f(_ context.Context, r *run) error {
 		}
 		series.Points = append(series.Points, chart.Point{X: limit, Y: saving.Ratio})
 	}
-	c.Series = []chart.Series{series}
+	c.Series = []chart.Series{series, printed("SR4", chart.Point{X: 6, Y: 0.71})}
 	r.draw(c)
 	saving, err := compare(6)
 	if err != nil {
@@ -331,6 +338,7 @@ func figure9(_ context.Context, r *run) error {
 		return err
 	}
 	c.Series = c.Series[1:] // single choice has no second server
+	c.Series = append(c.Series, printed("SR4", chart.Point{X: 0.9, Y: 0.045}))
 	r.draw(c)
 	s, err := steady(0.9, 4)
 	if err != nil {

@@ -32,7 +32,7 @@ func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy flo
 	at := slices.Index(loads, heavy)
 	atHeavy := ratioOf(single[at], four[at], meanOfRun)
 	largestAt, largest := largestRatio(single, four)
-	r.about(fmt.Sprintf("SC / SR4 at ρ = %v", heavy), "2.3", atHeavy.Value,
+	r.about(fmt.Sprintf("SC / SR4 at ρ = %v", heavy), largestGain, atHeavy.Value,
 		sampled(atHeavy, len(single[0].Runs), oneBatch),
 		fmt.Sprintf("at ρ = %v it is %.2f", loads[largestAt], largest.Value))
 	r.about("load at which SC / SR4 is largest", fmt.Sprint(heavy), loads[largestAt], digits, "")
@@ -62,13 +62,24 @@ func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy flo
 		"window of 200 offers as well, 1%%")
 }
 
+// largestGain is the largest ratio of single choice to SR4 by both papers.
+const largestGain = "2.3"
+
+// markGain marks the largest ratio of single choice to SR4 by the papers in a chart of the hunters:
+// the mean response time that single choice would have with the ratio, given that of SR4 here.
+func markGain(c *chart.Chart, loads []float64, results [][]*sim.Result, heavy float64) {
+	at := slices.Index(loads, heavy)
+	y := mustParse(largestGain).Value * results[1][at].Mean().Value
+	c.Series = append(c.Series, printed(c.Series[0].Name, chart.Point{X: heavy, Y: y}))
+}
+
 // figure10a draws the mean response times of the hunters by load, with those of the model.
 func figure10a(ctx context.Context, r *run) error {
 	results, err := r.sweep(ctx, sixLBTestbed, hunters, sixLBLoads, pick(r, 4, 10))
 	if err != nil {
 		return err
 	}
-	c := r.meanChart("Mean response time, 48 servers", hunters, sixLBLoads, results)
+	c := meanChart("Mean response time, 48 servers", hunters, sixLBLoads, results)
 	deviation, err := r.addModel(&c, results)
 	if err != nil {
 		return err
@@ -84,6 +95,7 @@ func figure10a(ctx context.Context, r *run) error {
 		return err
 	}
 	c.Y.Max = 2
+	markGain(&c, sixLBLoads, results, 0.87)
 	r.draw(c)
 	r.compareHunters(sixLBLoads, results, 0.87)
 	r.alike("largest simulation / equation (6), or equation / simulation, below ρ = 0.9", below,
@@ -256,9 +268,10 @@ func figure11a(ctx context.Context, r *run) error {
 	for i, result := range results[1:] {
 		n := fewest + i
 		mean := result.Mean()
-		c.Series[0].Points = append(c.Series[0].Points, r.estimated(float64(n), mean))
+		c.Series[0].Points = append(c.Series[0].Points, estimated(float64(n), mean))
 		c.Series[1].Points = append(c.Series[1].Points, chart.Point{X: float64(n), Y: target.Value})
 	}
+	c.Series = append(c.Series, printed("SR4", chart.Point{X: 40, Y: 0.58}))
 	r.draw(c)
 	enough := sim.EstimateOf(serversNeeded(results[0], results[1:], fewest))
 	r.about("servers that SR4 needs instead of 48", "40", enough.Value,
@@ -327,11 +340,16 @@ func figure11b(ctx context.Context, r *run) error {
 	}
 	// The means have the order of the batches: SR4 at each size, then single choice, then SR4 and
 	// single choice at the higher load.
-	means := make([]float64, len(sizes)+3)
-	for i, result := range results {
-		means[i/experiments] += result.Mean().Value / float64(experiments)
+	var means []sim.Estimate
+	for batch := range slices.Chunk(results, experiments) {
+		var values []float64
+		for _, result := range batch {
+			values = append(values, result.Mean().Value)
+		}
+		means = append(means, sim.EstimateOf(values))
 	}
-	single, busierSR4, busierSingle := means[len(sizes)], means[len(sizes)+1], means[len(sizes)+2]
+	after := func(i int) float64 { return means[len(sizes)+i].Value }
+	single, busierSR4, busierSingle := after(0), after(1), after(2)
 	c := chart.Chart{
 		Title:  "Mean response time by size of the table, ρ = 0.71",
 		X:      chart.Axis{Label: "buckets, M", Log: true},
@@ -339,11 +357,11 @@ func figure11b(ctx context.Context, r *run) error {
 		Series: []chart.Series{{Name: "SR4", Style: chart.Marked}, {Name: "SC, M = 65536", Style: chart.Dashed}},
 	}
 	for i, m := range sizes {
-		c.Series[0].Points = append(c.Series[0].Points, chart.Point{X: float64(m), Y: means[i]})
+		c.Series[0].Points = append(c.Series[0].Points, estimated(float64(m), means[i]))
 		c.Series[1].Points = append(c.Series[1].Points, chart.Point{X: float64(m), Y: single})
 	}
 	r.draw(c)
-	at := func(m int) float64 { return means[slices.Index(sizes, m)] }
+	at := func(m int) float64 { return means[slices.Index(sizes, m)].Value }
 	const why = "unexplained. The names of the servers determine which of them get larger shares, " +
 		"but with ten sets of names, the ratio is %s"
 	r.atMost("SR4 with M = 256 / SC", "1", at(256)/single, stated, "")
@@ -370,7 +388,7 @@ func figure11e(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	c := r.meanChart("Mean response time with centralized policies", contenders, sixLBLoads, results)
+	c := meanChart("Mean response time with centralized policies", contenders, sixLBLoads, results)
 	c.Y.Max = 2
 	r.draw(c)
 	for _, rho := range []float64{0.79, 0.89} {
@@ -418,7 +436,7 @@ func (r *run) feedbackByInterval(ctx context.Context, t testbed, rho float64) er
 	}
 	for i, interval := range intervals {
 		x := interval.Seconds()
-		c.Series[0].Points = append(c.Series[0].Points, r.estimated(x, results[i+1][0].Mean()))
+		c.Series[0].Points = append(c.Series[0].Points, estimated(x, results[i+1][0].Mean()))
 		c.Series[1].Points = append(c.Series[1].Points, chart.Point{X: x, Y: results[0][0].Mean().Value})
 	}
 	r.draw(c)
@@ -457,7 +475,7 @@ func figure11f(ctx context.Context, r *run) error {
 		series := chart.Series{Name: contender.name, Style: chart.Marked}
 		for j, deviation := range deviations {
 			result := results[i*len(deviations)+j]
-			series.Points = append(series.Points, r.estimated(deviation, result.Mean()))
+			series.Points = append(series.Points, estimated(deviation, result.Mean()))
 		}
 		c.Series = append(c.Series, series)
 	}

@@ -113,14 +113,16 @@ func figure6(_ context.Context, r *run) error {
 		equal := 0.0
 		for choice, name := range []string{"first", "second"} {
 			series := chart.Series{Name: name, Style: chart.Marks}
+			var paper []chart.Point
 			for b := range panel.table.Buckets {
-				server := panel.table.Row(b)[choice]
+				server, stated := panel.table.Row(b)[choice], panel.paper[2*b+choice]
 				series.Points = append(series.Points, chart.Point{X: float64(b), Y: float64(server)})
-				if server == panel.paper[2*b+choice] {
+				paper = append(paper, chart.Point{X: float64(b), Y: float64(stated)})
+				if server == stated {
 					equal++
 				}
 			}
-			c.Series = append(c.Series, series)
+			c.Series = append(c.Series, series, printed(name, paper...))
 		}
 		r.draw(c)
 		r.about(fmt.Sprintf("entries of table %c that are the paper's, of 14", 'a'+i), "14", equal,
@@ -235,25 +237,29 @@ func figure7(ctx context.Context, r *run) error {
 			{Name: "2 choices (6LB)", Style: chart.Marked},
 		},
 	}
-	var sum [2][mostGone + 1]float64
+	var means [2][mostGone + 1]sim.Estimate
 	fewer := make([]float64, mostGone+1) // by k: how many percent fewer flows fail with two choices
 	best := 1                            // the k at which fewer is largest
 	for k := range mostGone + 1 {
 		for i := range 2 { // with one choice, and with two
+			var values []float64
 			for _, experiment := range rates {
-				sum[i][k] += experiment[i][k]
+				values = append(values, 100*experiment[i][k])
 			}
-			y := 100 * sum[i][k] / float64(experiments)
+			means[i][k] = sim.EstimateOf(values)
 			series := &c.Series[i]
-			series.Points = append(series.Points, chart.Point{X: float64(k), Y: y})
+			series.Points = append(series.Points, estimated(float64(k), means[i][k]))
 		}
 		if k > 0 {
-			fewer[k] = 100 * (1 - sum[1][k]/sum[0][k])
+			fewer[k] = 100 * (1 - means[1][k].Value/means[0][k].Value)
 		}
 		if fewer[k] > fewer[best] {
 			best = k
 		}
 	}
+	const stated, at = 44, 8 // by the paper: percent fewer failures, and the k at which they are
+	c.Series = append(c.Series, printed(c.Series[1].Name,
+		chart.Point{X: at, Y: means[0][at].Value * (1 - stated/100.)}))
 	r.draw(c)
 	most := sim.EstimateOf(fewerFailures(rates, best))
 	r.about("most fewer failures with 2 choices at any k, %", "44", most.Value,
@@ -299,7 +305,9 @@ const (
 
 // resets counts the flows that are reset when servers are removed, by the number of removed
 // servers. extra are those of them whose server remains.
-type resets [mostRemoved + 1]struct{ all, extra float64 }
+type resets [mostRemoved + 1]reset
+
+type reset struct{ all, extra float64 }
 
 // countResets lets servers accept long-lived flows with SR8, or with SC if there is one candidate.
 // Then it removes k of the servers, for each k separately. Another balancer, which knows no flow,
@@ -363,25 +371,25 @@ func figure11d(ctx context.Context, r *run) error {
 	var largest [2]sim.Estimate // for SC and SR8: the largest share of avoidable resets
 	for k := range mostRemoved + 1 {
 		x := float64(k)
-		var all, avoidable [2]float64 // in percent, for SC and SR8
-		for i := range counted {
-			all[i%2] += counted[i][k].all * 100 / float64(resetFlows*experiments)
-			avoidable[i%2] += counted[i][k].extra * 100 / float64(resetFlows*experiments)
-		}
-		for i := range 2 {
-			c.Series[i].Points = append(c.Series[i].Points, chart.Point{X: x, Y: all[i]})
-			extra.Series[i].Points = append(extra.Series[i].Points,
-				chart.Point{X: x, Y: avoidable[i]})
-			if avoidable[i] > largest[i].Value {
-				largest[i] = sim.EstimateOf(extraResets(counted, i, k))
+		for i := range 2 { // SC and SR8
+			all := sim.EstimateOf(sharesReset(counted, i, k, func(r reset) float64 { return r.all }))
+			avoidable := sim.EstimateOf(sharesReset(counted, i, k, func(r reset) float64 { return r.extra }))
+			c.Series[i].Points = append(c.Series[i].Points, estimated(x, all))
+			extra.Series[i].Points = append(extra.Series[i].Points, estimated(x, avoidable))
+			if avoidable.Value > largest[i].Value {
+				largest[i] = avoidable
 			}
 		}
 		c.Series[2].Points = append(c.Series[2].Points, chart.Point{X: x, Y: 100 * x / resetServers})
 	}
+	mostStated := []string{"4", "2"}
+	for i, name := range []string{"SC", "SR8"} {
+		extra.Series = append(extra.Series, bound(name, "at most", mustParse(mostStated[i]).Value))
+	}
 	r.draw(c)
 	r.draw(extra)
 	for i, name := range []string{"SC", "SR8"} {
-		r.atMost("most extra resets with "+name+", %", []string{"4", "2"}[i], largest[i].Value,
+		r.atMost("most extra resets with "+name+", %", mostStated[i], largest[i].Value,
 			stated, "no more than, says the text")
 		r.because("2.3%% rounds to the printed 2%%. The mean of ten experiments, as the paper has, has a " +
 			"standard error of 0.2%%")
@@ -389,12 +397,13 @@ func figure11d(ctx context.Context, r *run) error {
 	return nil
 }
 
-// extraResets returns the share of flows of remaining servers that are reset when k servers are
-// removed, in percent, for each experiment. The policy is 0 for SC and 1 for SR8.
-func extraResets(counted []resets, policy, k int) []float64 {
+// sharesReset returns the share of flows that are reset when k servers are removed, in percent, for
+// each experiment. The policy is 0 for SC and 1 for SR8. count selects all resets, or the extra
+// ones.
+func sharesReset(counted []resets, policy, k int, count func(reset) float64) []float64 {
 	var shares []float64
 	for i := policy; i < len(counted); i += 2 {
-		shares = append(shares, counted[i][k].extra*100/resetFlows)
+		shares = append(shares, count(counted[i][k])*100/resetFlows)
 	}
 	return shares
 }

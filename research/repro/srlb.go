@@ -33,7 +33,9 @@ func srlb2(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.draw(r.meanChart("Mean response time, 12 servers", contenders, loads, results))
+	c := meanChart("Mean response time, 12 servers", contenders, loads, results)
+	markGain(&c, loads, results, 0.88)
+	r.draw(c)
 	r.compareHunters(loads, results, 0.88)
 	return nil
 }

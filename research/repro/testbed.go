@@ -148,7 +148,7 @@ func (r *run) sweep(
 }
 
 // meanChart draws the mean response times of a sweep.
-func (r *run) meanChart(
+func meanChart(
 	title string, contenders []contender, loads []float64, results [][]*sim.Result,
 ) chart.Chart {
 	c := chart.Chart{
@@ -159,7 +159,7 @@ func (r *run) meanChart(
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Marked}
 		for j, rho := range loads {
-			series.Points = append(series.Points, r.estimated(rho, results[i][j].Mean()))
+			series.Points = append(series.Points, estimated(rho, results[i][j].Mean()))
 		}
 		c.Series = append(c.Series, series)
 	}
