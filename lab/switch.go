@@ -87,10 +87,15 @@ func (n *Node) bmv2() Process {
 	return Process{args: args, socket: n.p4Runtime()}
 }
 
+// entriesTimeout is the longest time that a switch may take for its entries. bmv2 takes half a minute
+// for a service of 65,536 buckets.
+const entriesTimeout = 3 * time.Minute
+
 // awaitSwitches returns when all switches have the entries of their balancers. It returns an error
-// if that takes longer than readyTimeout.
+// if that takes longer than entriesTimeout.
 func (l *Lab) awaitSwitches(ctx context.Context) error {
-	ctx, cancel := untilReady(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, entriesTimeout,
+		fmt.Errorf("it does not have all entries after %v", entriesTimeout))
 	defer cancel()
 	for _, n := range l.Nodes {
 		if n.switchInFront() == nil {
@@ -109,7 +114,7 @@ func (n *Node) awaitSwitch(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if follows, err := n.switchFollows(ctx); err != nil || follows {
+		if follows, err := n.switchFollows(ctx); ctx.Err() == nil && (err != nil || follows) {
 			return err
 		}
 		select {

@@ -244,7 +244,10 @@ func (o *drainOptions) setDrained(
 			"hunt do not ask the server; drain it at those balancers\n", name)
 	}
 	tellWarnings(out, changed.Warnings)
-	return c, d, nil
+	if role == api.RoleBalancer {
+		err = awaitSwitch(ctx, out, client, switchWait)
+	}
+	return c, d, err
 }
 
 // describeDrained tells what a drain or an undrain has changed.

@@ -131,7 +131,13 @@ func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *
 		case !now.Drained:
 			return errors.New("somebody else has undrained the balancer")
 		}
-		if now.Packets != packets {
+		switch {
+		case now.Uncounted != "":
+			fmt.Fprintf(out, "the packets of the switch cannot be counted: %s\n", now.Uncounted)
+			changed = time.Now()
+		case now.Packets < packets: // the switch has restarted
+			packets, changed = now.Packets, time.Now()
+		case now.Packets > packets:
 			fmt.Fprintf(out, "%s in the last second\n", wording.Count(int(now.Packets-packets), "packet"))
 			packets, changed = now.Packets, time.Now()
 		}

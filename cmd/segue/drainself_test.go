@@ -25,6 +25,7 @@ type fakeBalancer struct {
 	undrains     time.Duration
 	setBack      time.Duration // by how much the clock was set back after the drain
 	failure      error         // the error of each request
+	uncounted    time.Duration // how long after the drain the switch's packets cannot be counted
 	untilRestart bool          // UntilRestart of the last change
 }
 
@@ -45,6 +46,9 @@ func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {
 	drained := b.drained.Add(b.setBack)
 	state.BGP.Drained = &drained
 	state.Packets += 10 * uint64(min(since, b.busy)/time.Second)
+	if since < b.uncounted {
+		state.Uncounted = "no answer"
+	}
 	return state, nil
 }
 
@@ -80,6 +84,7 @@ func TestDrainSelf(t *testing.T) {
 		one   = "the balancer is drained: 1 route withdrawn\n"
 		quiet = "no packets arrive any more: the balancer can be stopped\n"
 		ten   = "10 packets in the last second\n"
+		mute  = "the packets of the switch cannot be counted: no answer\n"
 	)
 	for _, test := range []struct {
 		name    string
@@ -97,6 +102,8 @@ func TestDrainSelf(t *testing.T) {
 			options: drainOptions{wait: true}, want: one + strings.Repeat(ten, 8) + quiet, takes: 10 * time.Second},
 		{name: "the clock was set back", b: fakeBalancer{setBack: time.Hour}, options: drainOptions{wait: true},
 			want: one + quiet, takes: 5 * time.Second},
+		{name: "a switch that does not answer: two seconds after it answers", b: fakeBalancer{uncounted: 6500 * time.Millisecond},
+			options: drainOptions{wait: true}, want: one + strings.Repeat(mute, 6) + quiet, takes: 8 * time.Second},
 		{name: "without waiting", b: fakeBalancer{busy: time.Hour}, want: one},
 		{name: "too much traffic", b: fakeBalancer{busy: time.Hour},
 			options: drainOptions{wait: true, timeout: 2500 * time.Millisecond}, want: one + ten + ten,

@@ -10,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // Speaker announces the VIPs of the balancer by BGP.
@@ -33,9 +34,10 @@ type SelfChange struct {
 // SelfState is the state of the balancer itself.
 type SelfState struct {
 	Self
-	// Packets counts packets to servers since the data path was made.
-	Packets uint64     `json:"packets" doc:"packets to servers, since the data path was made"`
-	BGP     *bgp.State `json:"bgp,omitempty" doc:"missing: the balancer does not announce its VIPs"`
+	// Packets counts packets to servers since the data path was made, with those of the switch.
+	Packets   uint64     `json:"packets" doc:"packets to servers, since the data path was made"`
+	Uncounted string     `json:"uncounted,omitempty" doc:"why the packets of the switch in front of the balancer are missing"`
+	BGP       *bgp.State `json:"bgp,omitempty" doc:"missing: the balancer does not announce its VIPs"`
 }
 
 func (b *balancerAPI) registerSelf(api huma.API) {
@@ -65,19 +67,29 @@ func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState
 	return &body[SelfState]{*state}, nil
 }
 
-// selfState reads the number of packets to servers from the data path, and the state of BGP from
-// the speaker.
+// forwarded returns the number of packets to servers.
+func forwarded(reasons []datapath.ReasonCount) (packets uint64) {
+	for _, reason := range reasons {
+		if strings.HasPrefix(reason.Reason, "forward_") {
+			packets += reason.Packets
+		}
+	}
+	return packets
+}
+
+// selfState reads the number of packets to servers from the data path and the switch, and the state
+// of BGP from the speaker.
 func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 	noService := func(string) bool { return false } // the counters of the whole data path suffice
 	snapshot, err := b.snapshot(noService)
 	if err != nil {
 		return nil, err
 	}
-	var state SelfState
-	for _, reason := range snapshot.Reasons {
-		if strings.HasPrefix(reason.Reason, "forward_") {
-			state.Packets += reason.Packets
-		}
+	state := SelfState{Packets: forwarded(snapshot.Reasons)}
+	if b.Switch != nil {
+		status := b.Switch.Status(ctx)
+		state.Packets += forwarded(status.Reasons)
+		state.Uncounted = status.Uncounted
 	}
 	if b.Speaker == nil {
 		return &state, nil

@@ -310,7 +310,9 @@ func (b *Balancer) control(ctx context.Context) error {
 		case <-hints.C:
 			b.plane.Hints.Sweep()
 		case c := <-b.calls:
-			c.result <- c.do(ctx)
+			result := c.do(ctx)
+			b.tellSwitch() // before the caller asks whether the switch follows
+			c.result <- result
 			b.saveGenerations()
 			b.journal.within(journalDelay) // after a reload, a new server may have no next hop
 		}
