@@ -81,6 +81,12 @@ func TestSelfOfAPI(t *testing.T) {
 			t.Errorf("step %d: drained until the restart: %t", i, s.untilRestart)
 		}
 	}
+	// Packets that a switch has forwarded count, too.
+	source := func(func(string) bool) (*inspect.Snapshot, error) { return snapshot, nil }
+	behind := &balancerAPI{Balancer: Balancer{Source: source, Switch: follows{}}}
+	if state, err := behind.selfState(t.Context()); err != nil || state.Packets != 7+40 {
+		t.Errorf("behind a switch: %+v, %v", state, err)
+	}
 	// The balancer is not drained if its state cannot be read.
 	unreadable, other := errors.New("the tables are gone"), &speaker{}
 	api := &balancerAPI{Balancer: Balancer{

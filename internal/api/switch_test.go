@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/p4switch"
 )
 
@@ -17,7 +18,11 @@ import (
 type follows struct{}
 
 func (follows) Status(context.Context) *p4switch.Status {
-	return &p4switch.Status{Address: "192.0.2.9:9559", Follows: true, Services: []p4switch.ServiceStatus{{Name: "web", Generation: new(uint64(3))}}}
+	return &p4switch.Status{
+		Address: "192.0.2.9:9559", Follows: true,
+		Services: []p4switch.ServiceStatus{{Name: "web", Generation: new(uint64(3))}},
+		Reasons:  []datapath.ReasonCount{{Reason: "forward_known", Packets: 40}, {Reason: "pass_not_ip", Packets: 3}},
+	}
 }
 
 func TestSwitchOfAPI(t *testing.T) {
