@@ -107,7 +107,7 @@ func summed(entries iter.Seq[Entry], into *sum) iter.Seq[Entry] {
 func (s *Switch) sums() map[uint16]sum {
 	all := map[string]*sum{} // by the services that are in force, with and without the set of tables
 	inForce := map[uint16]*sum{}
-	for _, table := range []string{"services", "services_of_all_ports"} {
+	for _, table := range serviceTables {
 		for _, value := range s.tables[table] {
 			_, params := unpack(value)
 			its := &sum{}

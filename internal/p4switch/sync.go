@@ -28,6 +28,9 @@ type Content struct {
 // Tables that contain entries of services: they change as a whole, with the service's entry.
 var rowTables = []string{"rows", "columns", "histories"}
 
+// Tables by which packets find services.
+var serviceTables = []string{"services", "services_of_all_ports"}
+
 // Tables with the server IDs of services of QUIC.
 var idTables = []string{"quic_forms", "quic_servers"}
 
@@ -62,15 +65,21 @@ func Open(ctx context.Context, client *Client) (*Switch, error) {
 // Sync makes the switch contain c. A change of a service's rows takes effect as a whole: Sync writes
 // the entries of the new rows beside those in force, then replaces the service's entry, and then
 // removes the former rows. After an error, the switch has the rows before or the new ones of each
-// service, and another Sync continues.
+// service, and another Sync continues. A service whose numbers now belong to others has no entry
+// meanwhile, so its packets pass to the host.
 func (s *Switch) Sync(ctx context.Context, c *Content) error {
 	w := &writer{s: s, ctx: ctx}
+	w.withdraw(c)
 	w.put(c.common())
 	for _, server := range c.Servers {
 		w.put(server.Entries())
 	}
+	w.flush() // the servers must be there before other entries name them
 	for _, service := range c.Services {
 		w.put(service.IDEntries())
+	}
+	for _, table := range idTables { // a server may have the slot of one whose ID is removed
+		w.removeExcept(table, "", w.kept[table])
 	}
 	w.flush()
 	for _, service := range c.Services {
@@ -79,6 +88,40 @@ func (s *Switch) Sync(ctx context.Context, c *Content) error {
 	w.removeOthers(c)
 	w.flush()
 	return w.err
+}
+
+// withdraw removes the entries of services that the content does not have, and of those that would
+// find the rows or the servers of others: the balancer gives the number of a removed service to
+// another one, and the slot of a removed server. Until such a service has its new entry, the host
+// balances it.
+func (w *writer) withdraw(c *Content) {
+	slotsMove := w.movesSlots(c)
+	isWanted, owner := map[string]bool{}, map[string]string{} // by entry, and by number
+	for _, service := range c.Services {
+		match := service.Match()
+		entry := match.Table + match.key()
+		isWanted[entry], owner[pack(match.Params[0])] = true, entry
+	}
+	for _, table := range serviceTables {
+		for key, value := range w.s.tables[table] {
+			_, params := unpack(value)
+			owner, isOwned := owner[pack(params[0])]
+			if entry := table + key; slotsMove || !isWanted[entry] || isOwned && owner != entry {
+				w.update(p4v1.Update_DELETE, Entry{Table: table, Key: unpackValues(key)})
+			}
+		}
+	}
+	w.flush()
+}
+
+// movesSlots tells whether a slot of the switch has another server in the content. A server keeps its
+// slot, and its locator with it.
+func (w *writer) movesSlots(c *Content) bool {
+	return slices.ContainsFunc(c.Servers, func(server *Server) bool {
+		e := server.locatorEntry(0)
+		before, isThere := w.s.tables[e.Table][e.key()]
+		return isThere && before != e.value()
+	})
 }
 
 // PassAll makes a switch that has no ports yet pass all packets between the network and the host.
@@ -180,7 +223,7 @@ func (w *writer) syncService(service *Service) {
 	service.Tables = inForce
 	before, isKnown := w.s.inForce[service.Number]
 	if !isThere || !isKnown || before.digest != service.Digest {
-		if service.Tables = 1 - inForce; isThere && w.hasRows(service, inForce) {
+		if service.Tables = 1 - inForce; w.hasRows(service, inForce) {
 			service.Tables = inForce // as after a restart of the controller
 		}
 	}
@@ -242,13 +285,10 @@ func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
 	}
 }
 
-// removeOthers removes what the content does not have: first the entries by which packets find it.
+// removeOthers removes what the content does not have, and no packet finds any more: rows before the
+// servers that they name.
 func (w *writer) removeOthers(c *Content) {
-	w.flush()
-	for _, table := range slices.Concat([]string{"services", "services_of_all_ports", "ports"}, idTables) {
-		w.removeExcept(table, "", w.kept[table])
-	}
-	w.flush()
+	w.removeExcept("ports", "", w.kept["ports"])
 	inForce := map[string]bool{}
 	for _, service := range c.Services {
 		inForce[pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))] = true
