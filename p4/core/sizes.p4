@@ -7,6 +7,10 @@
 #ifndef SERVERS
 #define SERVERS 4096
 #endif
+/* The counters of servers have indexes: MAX_SERVERS in bpf/balancer/tables/directory.h. */
+#ifndef SLOTS
+#define SLOTS 65536
+#endif
 /* The rows of all services together, with the former ones of services that change. */
 #ifndef BUCKETS
 #define BUCKETS 131072
