@@ -7,6 +7,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 )
@@ -38,9 +39,36 @@ var idTables = []string{"quic_forms", "quic_servers"}
 // differences.
 type Switch struct {
 	client *Client
-	tables map[string]map[string]string // values by key, of each table
+	// tables are the values by key, of each shelf.
+	tables map[string]map[string]string
 	// inForce are the services' rows that are in force, by number. After a start, there are none.
 	inForce map[uint16]version
+}
+
+// shelf returns where a Switch has an entry: in one map for each table, and in one for each set of a
+// service's rows. So the rows of a service are found without all others.
+func shelf(table, key string) string {
+	if !slices.Contains(rowTables, table) {
+		return table
+	}
+	of, _ := split(table, key)
+	return table + " " + of
+}
+
+// value returns the value of an entry that the switch has.
+func (s *Switch) value(table, key string) (value string, isThere bool) {
+	value, isThere = s.tables[shelf(table, key)][key]
+	return value, isThere
+}
+
+// note stores that the switch has an entry.
+func (s *Switch) note(e *Entry) {
+	key := e.key()
+	at := shelf(e.Table, key)
+	if s.tables[at] == nil {
+		s.tables[at] = map[string]string{}
+	}
+	s.tables[at][key] = e.value()
 }
 
 // Open reads all entries of a switch. It returns an error if the switch cannot be read, or if it
@@ -53,9 +81,7 @@ func Open(ctx context.Context, client *Client) (*Switch, error) {
 	}
 	s := &Switch{client: client, tables: map[string]map[string]string{}, inForce: map[uint16]version{}}
 	for name := range client.program.tables {
-		s.tables[name] = map[string]string{}
-		err := client.Read(ctx, name, func(e Entry) { s.tables[name][e.key()] = e.value() })
-		if err != nil {
+		if err := client.Read(ctx, name, func(e Entry) { s.note(&e) }); err != nil {
 			return nil, err
 		}
 	}
@@ -79,7 +105,7 @@ func (s *Switch) Sync(ctx context.Context, c *Content) error {
 		w.put(service.IDEntries())
 	}
 	for _, table := range idTables { // a server may have the slot of one whose ID is removed
-		w.removeExcept(table, "", w.kept[table])
+		w.removeOthersOf(table, table)
 	}
 	w.flush()
 	for _, service := range c.Services {
@@ -157,7 +183,7 @@ type writer struct {
 	ctx     context.Context
 	updates []Update
 	err     error
-	// kept are the keys that the content has, by table.
+	// kept are the keys that the content has, by shelf.
 	kept map[string]map[string]bool
 }
 
@@ -165,8 +191,8 @@ type writer struct {
 func (w *writer) put(entries iter.Seq[Entry]) {
 	for e := range entries {
 		key, value := e.key(), e.value()
-		w.keep(e.Table, key)
-		before, isThere := w.s.tables[e.Table][key]
+		w.keep(shelf(e.Table, key), key)
+		before, isThere := w.s.value(e.Table, key)
 		switch {
 		case isThere && before == value:
 			continue
@@ -178,14 +204,14 @@ func (w *writer) put(entries iter.Seq[Entry]) {
 	}
 }
 
-func (w *writer) keep(table, key string) {
+func (w *writer) keep(at, key string) {
 	if w.kept == nil {
 		w.kept = map[string]map[string]bool{}
 	}
-	if w.kept[table] == nil {
-		w.kept[table] = map[string]bool{}
+	if w.kept[at] == nil {
+		w.kept[at] = map[string]bool{}
 	}
-	w.kept[table][key] = true
+	w.kept[at][key] = true
 }
 
 func (w *writer) update(kind p4v1.Update_Type, e Entry) {
@@ -208,10 +234,10 @@ func (w *writer) flush() {
 	}
 	for _, u := range updates {
 		if u.Kind == p4v1.Update_DELETE {
-			delete(w.s.tables[u.Table], u.key())
+			delete(w.s.tables[shelf(u.Table, u.key())], u.key())
 			continue
 		}
-		w.s.tables[u.Table][u.key()] = u.value()
+		w.s.note(&u.Entry)
 	}
 }
 
@@ -255,7 +281,7 @@ func (w *writer) hasRows(service *Service, tables uint8) bool {
 	copied := *service
 	copied.Tables = tables
 	for e := range copied.Entries() {
-		if value, isThere := w.s.tables[e.Table][e.key()]; !isThere || value != e.value() {
+		if value, isThere := w.s.value(e.Table, e.key()); !isThere || value != e.value() {
 			return false
 		}
 	}
@@ -265,47 +291,45 @@ func (w *writer) hasRows(service *Service, tables uint8) bool {
 // replaceRows makes a set of a service's tables contain the service's rows, and nothing else. It
 // returns the sum of these rows.
 func (w *writer) replaceRows(service *Service) (all sum) {
-	for _, table := range rowTables {
-		delete(w.kept, table)
-	}
 	w.put(summed(service.Entries(), &all))
-	prefix := pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))
 	for _, table := range rowTables {
-		w.removeExcept(table, prefix, w.kept[table])
+		w.removeOthersOf(table, shelf(table, service.set()))
 	}
 	return all
 }
 
-// removeExcept removes the entries of a table whose keys begin with a prefix and are not in kept.
-func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
-	for key := range w.s.tables[table] {
-		if len(key) >= len(prefix) && key[:len(prefix)] == prefix && !kept[key] {
+// set returns the beginning of the keys of the service's rows.
+func (s *Service) set() string { return pack(Number(uint64(s.Number)), Number(uint64(s.Tables))) }
+
+// removeOthersOf removes the entries of a table that are in a shelf, and that the content does not
+// have.
+func (w *writer) removeOthersOf(table, at string) {
+	for key := range w.s.tables[at] {
+		if !w.kept[at][key] {
 			w.update(p4v1.Update_DELETE, Entry{Table: table, Key: unpackValues(key)})
 		}
 	}
+	delete(w.kept, at)
 }
 
 // removeOthers removes what the content does not have, and no packet finds any more: rows before the
 // servers that they name.
 func (w *writer) removeOthers(c *Content) {
-	w.removeExcept("ports", "", w.kept["ports"])
+	w.removeOthersOf("ports", "ports")
 	inForce := map[string]bool{}
 	for _, service := range c.Services {
-		inForce[pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))] = true
+		inForce[service.set()] = true
 	}
-	for _, table := range rowTables {
-		for key := range w.s.tables[table] {
-			if values := unpackValues(key); !inForce[pack(values[0], values[1])] {
-				w.update(p4v1.Update_DELETE, Entry{Table: table, Key: values})
-			}
+	for at := range w.s.tables {
+		if table, set, isOfRows := strings.Cut(at, " "); isOfRows && !inForce[set] {
+			w.removeOthersOf(table, at)
 		}
 	}
 	w.flush()
 	for place := range mostVisited {
-		table := locatorTable(place)
-		w.removeExcept(table, "", w.kept[table])
+		w.removeOthersOf(locatorTable(place), locatorTable(place))
 	}
-	w.removeExcept("next_hops", "", w.kept["next_hops"])
+	w.removeOthersOf("next_hops", "next_hops")
 }
 
 // Close ends the connection.
