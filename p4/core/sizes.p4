@@ -19,7 +19,7 @@
 #ifndef COLUMNS
 #define COLUMNS 524288
 #endif
-/* The columns that have had several servers, and one list for each row. */
+/* One list for each row, and the columns that have had several servers: after many changes, all. */
 #ifndef HISTORIES
-#define HISTORIES 262144
+#define HISTORIES (BUCKETS + COLUMNS)
 #endif
