@@ -25,7 +25,7 @@ control PnaMain(inout headers_t headers, inout packet_t p, in pna_main_input_met
     Balance() balance;
     Hash<bit<32>>(PNA_HashAlgorithm_t.CRC32) crc;
     Counter<bit<64>, bit<8>>(64, PNA_CounterType_t.PACKETS_AND_BYTES) reasons;
-    Counter<bit<64>, bit<16>>(SERVERS, PNA_CounterType_t.PACKETS_AND_BYTES) servers;
+    Counter<bit<64>, bit<16>>(SLOTS, PNA_CounterType_t.PACKETS_AND_BYTES) servers;
 
     apply {
         p.hash = crc.get_hash({

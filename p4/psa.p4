@@ -29,7 +29,7 @@ control PsaIngress(inout headers_t headers, inout packet_t p,
     Balance() balance;
     Hash<bit<32>>(PSA_HashAlgorithm_t.CRC32) crc;
     Counter<bit<64>, bit<8>>(64, PSA_CounterType_t.PACKETS_AND_BYTES) reasons;
-    Counter<bit<64>, bit<16>>(SERVERS, PSA_CounterType_t.PACKETS_AND_BYTES) servers;
+    Counter<bit<64>, bit<16>>(SLOTS, PSA_CounterType_t.PACKETS_AND_BYTES) servers;
 
     apply {
         p.hash = crc.get_hash({

@@ -32,7 +32,7 @@ control TnaIngress(inout headers_t headers, inout packet_t p,
     Balance() balance;
     Hash<bit<32>>(HashAlgorithm_t.CRC32) crc;
     Counter<bit<64>, bit<8>>(64, CounterType_t.PACKETS_AND_BYTES) reasons;
-    Counter<bit<64>, bit<16>>(SERVERS, CounterType_t.PACKETS_AND_BYTES) servers;
+    Counter<bit<64>, bit<16>>(SLOTS, CounterType_t.PACKETS_AND_BYTES) servers;
 
     apply {
         /* If nothing here reads the error, the parser drops packets that are too short. */

@@ -26,7 +26,7 @@ control V1Verify(inout headers_t headers, inout packet_t p) {
 control V1Ingress(inout headers_t headers, inout packet_t p, inout standard_metadata_t standard) {
     Balance() balance;
     counter(64, CounterType.packets_and_bytes) reasons;
-    counter(SERVERS, CounterType.packets_and_bytes) servers;
+    counter(SLOTS, CounterType.packets_and_bytes) servers;
 
     apply {
         hash(p.hash, HashAlgorithm.crc32, 32w0, {

@@ -72,27 +72,35 @@ func (b *Balancer) tellSwitch() {
 	o.contents <- content
 }
 
-// offloaded lists the services that the switch balances, in the order of their names. A service
-// that was not stateless before is left out until its former flows have ended: only the flow table
-// knows their servers. A service of all ports is left out if the host balances another port of its
-// VIP: the switch would take the packets of that port, too.
-func (b *Balancer) offloaded() (services []*service) {
+// offloaded lists the services that the switch balances, and those that it passes to the host, in
+// the order of their names. A service that was not stateless before passes until its former flows
+// have ended: only the flow table knows their servers. A service of all ports passes if the host
+// balances another port of its VIP: the switch would take the packets of that port, too.
+func (b *Balancer) offloaded() (services []*service, passed []p4switch.PassedService) {
 	type address struct {
 		netip.Addr
 		desired.Protocol
 	}
-	ofHost := map[address]bool{} // has a port of its own that the host balances
-	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
-		svc := b.services.byName[name]
-		if svc.whyNotOffloaded() == "" {
-			services = append(services, svc)
-		} else if svc.Port != desired.AllPorts {
-			ofHost[address{svc.VIP, svc.Protocol}] = true
+	ofHost := map[address]string{} // a service of one port that the host balances
+	names := slices.Sorted(maps.Keys(b.services.byName))
+	for _, name := range names {
+		if svc := b.services.byName[name]; svc.Port != desired.AllPorts && svc.whyNotOffloaded() != "" {
+			ofHost[address{svc.VIP, svc.Protocol}] = name
 		}
 	}
-	return slices.DeleteFunc(services, func(svc *service) bool {
-		return svc.Port == desired.AllPorts && ofHost[address{svc.VIP, svc.Protocol}]
-	})
+	for _, name := range names {
+		svc := b.services.byName[name]
+		why := svc.whyNotOffloaded()
+		if one := ofHost[address{svc.VIP, svc.Protocol}]; why == "" && svc.Port == desired.AllPorts && one != "" {
+			why = "this host balances service " + one + " of the same VIP"
+		}
+		if why == "" {
+			services = append(services, svc)
+		} else {
+			passed = append(passed, p4switch.PassedService{Name: name, Reason: why})
+		}
+	}
+	return services, passed
 }
 
 // whyNotOffloaded returns why the switch does not balance a service, or an empty text.
@@ -109,16 +117,6 @@ func (svc *service) whyNotOffloaded() string {
 	return ""
 }
 
-// passed lists the services that the switch does not balance, in the order of their names.
-func (b *Balancer) passed() (services []p4switch.PassedService) {
-	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
-		if why := b.services.byName[name].whyNotOffloaded(); why != "" {
-			services = append(services, p4switch.PassedService{Name: name, Reason: why})
-		}
-	}
-	return services
-}
-
 // hashOfContent returns a hash of everything that a content follows from. It is computed after each
 // event, so it is cheap: a few words for each server.
 func (b *Balancer) hashOfContent() uint64 {
@@ -129,7 +127,8 @@ func (b *Balancer) hashOfContent() uint64 {
 		}
 	}
 	add(wordOfMAC(b.own[0].MAC))
-	for _, svc := range b.offloaded() {
+	services, passed := b.offloaded()
+	for _, svc := range services {
 		add(uint64(svc.id), uint64(svc.rule.Buckets), uint64(svc.rule.Row), uint64(svc.rule.Methods),
 			uint64(svc.rule.Encapsulation), svc.label.Generation, uint64(svc.label.Digest), uint64(svc.Port))
 		words = append(words, svc.VIP.AsSlice()...)
@@ -148,7 +147,7 @@ func (b *Balancer) hashOfContent() uint64 {
 			}
 		}
 	}
-	for _, svc := range b.passed() {
+	for _, svc := range passed {
 		words = append(append(words, svc.Name...), svc.Reason...)
 	}
 	b.offload.words = words
@@ -162,12 +161,13 @@ func wordOfMAC(mac [6]byte) uint64 {
 // content returns what the switch is to contain.
 func (b *Balancer) content() (*p4switch.Content, error) {
 	to := b.cfg.Node.Switch
+	services, passed := b.offloaded()
 	c := &p4switch.Content{
 		Network: uint16(to.NetworkPort), Host: uint16(to.HostPort), MAC: b.own[0].MAC,
-		Source: b.services.locator.Addr(), Passed: b.passed(),
+		Source: b.services.locator.Addr(), Passed: passed,
 	}
 	rows := map[string]offloadedRows{}
-	for _, svc := range b.offloaded() {
+	for _, svc := range services {
 		s := b.offloadedService(svc)
 		var err error
 		if svc.QUIC != nil {

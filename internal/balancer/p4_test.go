@@ -148,6 +148,27 @@ func TestSwitchIsTold(t *testing.T) {
 	}
 }
 
+// Each service is on the switch or passes to the host, with a reason. A service of all ports passes if
+// the host balances another port of its VIP.
+func TestSwitchIsToldWhyServicesPass(t *testing.T) {
+	t.Parallel()
+	f := openStateless(t)
+	f.withSwitch(newOffload(&desired.Switch{}), func() {
+		c, err := f.content()
+		f.must(err)
+		why := map[string]string{}
+		for _, passed := range c.Passed {
+			why[passed.Name] = passed.Reason
+		}
+		if want := "this host balances service one of the same VIP"; why["all"] != want || why["rest"] != "" {
+			t.Errorf("all passes because %q, and rest because %q", why["all"], why["rest"])
+		}
+		if got := len(c.Services) + len(c.Passed); got != len(f.cfg.Services) {
+			t.Errorf("%d services on the switch and %d at the host, of %d", len(c.Services), len(c.Passed), len(f.cfg.Services))
+		}
+	})
+}
+
 // A service that has just become stateless has flows that only the flow table knows. The switch gets
 // the service when they have ended.
 func TestSwitchWaitsForFormerFlows(t *testing.T) {

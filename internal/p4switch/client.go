@@ -157,7 +157,8 @@ type Update struct {
 	Entry
 }
 
-// Write makes updates in their order. After an error, the switch may have made some of them.
+// Write makes updates. A switch may make up to mostUpdates of them in any order (P4Runtime 1.4, section
+// 12.1). After an error, it may have made some of them.
 func (c *Client) Write(ctx context.Context, updates []Update) error {
 	for len(updates) > 0 {
 		part := updates[:min(len(updates), mostUpdates)]

@@ -206,7 +206,7 @@ func slotValues(slots []uint16, places int) []Value {
 // Entries yields the entries of a server: its next hop, if it has one, and its locator for each place
 // of a list.
 func (s *Server) Entries() iter.Seq[Entry] {
-	slot, address := []Value{Number(uint64(s.Slot))}, s.Locator.As16()
+	slot := []Value{Number(uint64(s.Slot))}
 	return func(yield func(Entry) bool) {
 		h := &s.Hop
 		if h.Port != 0 && !yield(Entry{"next_hops", slot, "set_next_hop", []Value{
@@ -215,11 +215,16 @@ func (s *Server) Entries() iter.Seq[Entry] {
 			return
 		}
 		for place := range mostVisited {
-			if !yield(Entry{locatorTable(place), slot, "set_locator", []Value{address[:8]}}) {
+			if !yield(s.locatorEntry(place)) {
 				return
 			}
 		}
 	}
+}
+
+func (s *Server) locatorEntry(place int) Entry {
+	address := s.Locator.As16()
+	return Entry{locatorTable(place), []Value{Number(uint64(s.Slot))}, "set_locator", []Value{address[:8]}}
 }
 
 // locatorTable returns the name of the table with the locators for a place of a list.

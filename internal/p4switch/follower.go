@@ -84,6 +84,10 @@ func (f *Follower) follow(ctx context.Context, contents <-chan *Content, last **
 		f.note(s, *last) // what it still has
 	}
 	for {
+		select { // there may be a later one: the connection or the last Sync may have taken long
+		case *last = <-contents:
+		default:
+		}
 		if *last != nil {
 			if err := s.Sync(ctx, *last); err != nil {
 				return err

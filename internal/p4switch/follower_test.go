@@ -28,6 +28,12 @@ func follow(t *testing.T, f *fake, election uint64) chan<- *Content {
 func startFollower(t *testing.T, f *fake, election uint64) (follower *Follower, to chan<- *Content, stop func()) {
 	t.Helper()
 	contents := make(chan *Content)
+	follower, stop = runFollower(t, f, election, contents)
+	return follower, contents, stop
+}
+
+func runFollower(t *testing.T, f *fake, election uint64, contents <-chan *Content) (follower *Follower, stop func()) {
+	t.Helper()
 	at := &desired.Switch{Address: f.address, ElectionID: election, NetworkPort: 1, HostPort: 2}
 	follower = NewFollower(at, slog.New(slog.DiscardHandler))
 	follower.retry, follower.patience = 10*time.Millisecond, patience
@@ -41,7 +47,7 @@ func startFollower(t *testing.T, f *fake, election uint64) (follower *Follower, 
 		}
 	})
 	t.Cleanup(stop)
-	return follower, contents, stop
+	return follower, stop
 }
 
 // await waits until the switch has the content of which this is the view.
@@ -83,6 +89,33 @@ func TestFollower(t *testing.T) {
 	f.most = -1
 	f.mu.Unlock()
 	f.await("a switch that has refused entries", isSecond)
+}
+
+// A switch that has been away gets the latest content, and no former one.
+func TestFollowerSkipsFormerContents(t *testing.T) {
+	f := startFake(t)
+	contents := make(chan *Content, 1) // as that of the balancer
+	follower, _ := runFollower(t, f, 1, contents)
+	contents <- contentOf(t, []uint16{1, 2, 3})
+	awaitState(t, follower, "a new switch", follows)
+	f.stop()
+	awaitState(t, follower, "no switch", hasProblem("connect"))
+	f.config, f.tables = nil, map[string]string{}
+	wasFormer := false
+	f.changed = func() {
+		_, has := f.tables["next_hops "+pack(Number(1))]
+		wasFormer = wasFormer || has
+	}
+	second := contentOf(t, []uint16{4, 5})
+	isSecond := viewOf(second)
+	contents <- second
+	f.start()
+	f.await("a switch that is back", isSecond)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if wasFormer {
+		t.Error("the switch had a server of the former content")
+	}
 }
 
 // Before there is a content, a switch without entries gets those of its ports. A switch with entries

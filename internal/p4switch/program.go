@@ -35,7 +35,7 @@ func Number(n uint64) Value {
 }
 
 // canonical returns the value in the only form that P4Runtime accepts for it: without leading
-// zeros (P4Runtime 1.4, section 8.4).
+// zeros (P4Runtime 1.4, section 8.3).
 func (v Value) canonical() Value {
 	for len(v) > 1 && v[0] == 0 {
 		v = v[1:]

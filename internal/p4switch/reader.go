@@ -9,12 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -26,6 +28,11 @@ import (
 // longestMessage is the longest message that a reader takes, in bytes. A switch may answer with all
 // entries of a table in one message. By default, gRPC takes 4 MB.
 const longestMessage = 1 << 30
+
+// silence says when a switch counts as lost that is not heard. Without it, the kernel notices after 15
+// minutes if there is something to send, and after two hours if not. Servers of gRPC close a connection
+// with more than one ping in five minutes.
+var silence = keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}
 
 // Reader reads what a switch has. It need not be the primary controller, and does not take part in
 // the election. Several goroutines may use it.
@@ -48,7 +55,7 @@ func NewReader(to *desired.Switch) (*Reader, error) {
 		return nil, err
 	}
 	connection, err := grpc.NewClient(to.Address, grpc.WithTransportCredentials(security),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(longestMessage)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(longestMessage)), grpc.WithKeepaliveParams(silence))
 	if err != nil {
 		return nil, fmt.Errorf("node.switch.address %q: %w", to.Address, err)
 	}

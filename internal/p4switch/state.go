@@ -68,13 +68,11 @@ type sum struct {
 	entries int
 }
 
-// add adds an entry. rest is the key without the service and the set of tables.
-func (s *sum) add(table, rest, value string) {
+// add adds an entry. The service and the set of tables in its key do not count.
+func (s *sum) add(table, key, value string) {
 	h := fnv.New64a()
-	for _, text := range []string{table, rest, value} {
-		_, _ = fmt.Fprintf(h, "%d ", len(text)) // never fails
-		_, _ = io.WriteString(h, text)
-	}
+	_, rest := split(table, key)
+	_, _ = io.WriteString(h, table+" "+rest+value) // packed texts tell their lengths; it never fails
 	s.hash += h.Sum64()
 	s.entries++
 }
@@ -93,8 +91,7 @@ func split(table, key string) (of, rest string) {
 func summed(entries iter.Seq[Entry], into *sum) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		for e := range entries {
-			_, rest := split(e.Table, e.key())
-			into.add(e.Table, rest, e.value())
+			into.add(e.Table, e.key(), e.value())
 			if !yield(e) {
 				return
 			}
@@ -105,27 +102,32 @@ func summed(entries iter.Seq[Entry], into *sum) iter.Seq[Entry] {
 // sums returns the sums of the entries by which packets find servers on the switch, by the number of
 // the service. Rows that are not in force do not count.
 func (s *Switch) sums() map[uint16]sum {
-	all := map[string]*sum{} // by the services that are in force, with and without the set of tables
-	inForce := map[uint16]*sum{}
-	for _, table := range []string{"services", "services_of_all_ports"} {
+	found, ofIDs := map[uint16]sum{}, s.sumsOfIDs()
+	for _, table := range serviceTables {
 		for _, value := range s.tables[table] {
 			_, params := unpack(value)
-			its := &sum{}
-			all[pack(params[0])], all[pack(params[0], params[1])] = its, its
-			inForce[uint16(params[0].number())] = its
-		}
-	}
-	for _, table := range slices.Concat(rowTables, idTables) {
-		for key, value := range s.tables[table] {
-			of, rest := split(table, key)
-			if its := all[of]; its != nil {
-				its.add(table, rest, value)
+			its := ofIDs[pack(params[0])]
+			for _, table := range rowTables {
+				for key, value := range s.tables[shelf(table, pack(params[:2]...))] {
+					its.add(table, key, value)
+				}
 			}
+			found[uint16(params[0].number())] = its
 		}
 	}
-	found := map[uint16]sum{}
-	for number, its := range inForce {
-		found[number] = *its
+	return found
+}
+
+// sumsOfIDs returns the sums of the entries of idTables, by the packed number of the service.
+func (s *Switch) sumsOfIDs() map[string]sum {
+	found := map[string]sum{}
+	for _, table := range idTables {
+		for key, value := range s.tables[table] {
+			of, _ := split(table, key)
+			its := found[of]
+			its.add(table, key, value)
+			found[of] = its
+		}
 	}
 	return found
 }

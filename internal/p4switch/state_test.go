@@ -4,6 +4,7 @@ package p4switch
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -158,5 +159,21 @@ segue_lb_switch_service_generation{digest="`+s.Services[0].Digest+`",service="we
 	f.stop()
 	if n, err := testutil.GatherAndCount(registry, "segue_lb_switch_packets_total"); n != 0 || err != nil {
 		t.Errorf("without the switch: %d counters, error %v", n, err)
+	}
+}
+
+// The program counts the packets of servers in all slots that the balancer can give out. The software
+// switch does not check the index of a counter. And histories have room for all rows and columns,
+// because after enough changes, each column has had several servers.
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	program, err := ours()
+	testhost.Must(t, err)
+	if size := program.counters[countedServers].Size; size < math.MaxUint16+1 {
+		t.Errorf("counters of %d servers", size)
+	}
+	rows, columns, histories := program.tables["rows"].Size, program.tables["columns"].Size, program.tables["histories"].Size
+	if histories < rows+columns {
+		t.Errorf("%d histories for %d rows and %d columns", histories, rows, columns)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 )
@@ -28,6 +29,9 @@ type Content struct {
 // Tables that contain entries of services: they change as a whole, with the service's entry.
 var rowTables = []string{"rows", "columns", "histories"}
 
+// Tables by which packets find services.
+var serviceTables = []string{"services", "services_of_all_ports"}
+
 // Tables with the server IDs of services of QUIC.
 var idTables = []string{"quic_forms", "quic_servers"}
 
@@ -35,9 +39,36 @@ var idTables = []string{"quic_forms", "quic_servers"}
 // differences.
 type Switch struct {
 	client *Client
-	tables map[string]map[string]string // values by key, of each table
+	// tables are the values by key, of each shelf.
+	tables map[string]map[string]string
 	// inForce are the services' rows that are in force, by number. After a start, there are none.
 	inForce map[uint16]version
+}
+
+// shelf returns where a Switch has an entry: in one map for each table, and in one for each set of a
+// service's rows. So the rows of a service are found without all others.
+func shelf(table, key string) string {
+	if !slices.Contains(rowTables, table) {
+		return table
+	}
+	of, _ := split(table, key)
+	return table + " " + of
+}
+
+// value returns the value of an entry that the switch has.
+func (s *Switch) value(table, key string) (value string, isThere bool) {
+	value, isThere = s.tables[shelf(table, key)][key]
+	return value, isThere
+}
+
+// note stores that the switch has an entry.
+func (s *Switch) note(e *Entry) {
+	key := e.key()
+	at := shelf(e.Table, key)
+	if s.tables[at] == nil {
+		s.tables[at] = map[string]string{}
+	}
+	s.tables[at][key] = e.value()
 }
 
 // Open reads all entries of a switch. It returns an error if the switch cannot be read, or if it
@@ -50,9 +81,7 @@ func Open(ctx context.Context, client *Client) (*Switch, error) {
 	}
 	s := &Switch{client: client, tables: map[string]map[string]string{}, inForce: map[uint16]version{}}
 	for name := range client.program.tables {
-		s.tables[name] = map[string]string{}
-		err := client.Read(ctx, name, func(e Entry) { s.tables[name][e.key()] = e.value() })
-		if err != nil {
+		if err := client.Read(ctx, name, func(e Entry) { s.note(&e) }); err != nil {
 			return nil, err
 		}
 	}
@@ -62,15 +91,21 @@ func Open(ctx context.Context, client *Client) (*Switch, error) {
 // Sync makes the switch contain c. A change of a service's rows takes effect as a whole: Sync writes
 // the entries of the new rows beside those in force, then replaces the service's entry, and then
 // removes the former rows. After an error, the switch has the rows before or the new ones of each
-// service, and another Sync continues.
+// service, and another Sync continues. A service whose numbers now belong to others has no entry
+// meanwhile, so its packets pass to the host.
 func (s *Switch) Sync(ctx context.Context, c *Content) error {
 	w := &writer{s: s, ctx: ctx}
+	w.withdraw(c)
 	w.put(c.common())
 	for _, server := range c.Servers {
 		w.put(server.Entries())
 	}
+	w.flush() // the servers must be there before other entries name them
 	for _, service := range c.Services {
 		w.put(service.IDEntries())
+	}
+	for _, table := range idTables { // a server may have the slot of one whose ID is removed
+		w.removeOthersOf(table, table)
 	}
 	w.flush()
 	for _, service := range c.Services {
@@ -79,6 +114,40 @@ func (s *Switch) Sync(ctx context.Context, c *Content) error {
 	w.removeOthers(c)
 	w.flush()
 	return w.err
+}
+
+// withdraw removes the entries of services that the content does not have, and of those that would
+// find the rows or the servers of others: the balancer gives the number of a removed service to
+// another one, and the slot of a removed server. Until such a service has its new entry, the host
+// balances it.
+func (w *writer) withdraw(c *Content) {
+	slotsMove := w.movesSlots(c)
+	isWanted, owner := map[string]bool{}, map[string]string{} // by entry, and by number
+	for _, service := range c.Services {
+		match := service.Match()
+		entry := match.Table + match.key()
+		isWanted[entry], owner[pack(match.Params[0])] = true, entry
+	}
+	for _, table := range serviceTables {
+		for key, value := range w.s.tables[table] {
+			_, params := unpack(value)
+			owner, isOwned := owner[pack(params[0])]
+			if entry := table + key; slotsMove || !isWanted[entry] || isOwned && owner != entry {
+				w.update(p4v1.Update_DELETE, Entry{Table: table, Key: unpackValues(key)})
+			}
+		}
+	}
+	w.flush()
+}
+
+// movesSlots tells whether a slot of the switch has another server in the content. A server keeps its
+// slot, and its locator with it.
+func (w *writer) movesSlots(c *Content) bool {
+	return slices.ContainsFunc(c.Servers, func(server *Server) bool {
+		e := server.locatorEntry(0)
+		before, isThere := w.s.tables[e.Table][e.key()]
+		return isThere && before != e.value()
+	})
 }
 
 // PassAll makes a switch that has no ports yet pass all packets between the network and the host.
@@ -114,7 +183,7 @@ type writer struct {
 	ctx     context.Context
 	updates []Update
 	err     error
-	// kept are the keys that the content has, by table.
+	// kept are the keys that the content has, by shelf.
 	kept map[string]map[string]bool
 }
 
@@ -122,8 +191,8 @@ type writer struct {
 func (w *writer) put(entries iter.Seq[Entry]) {
 	for e := range entries {
 		key, value := e.key(), e.value()
-		w.keep(e.Table, key)
-		before, isThere := w.s.tables[e.Table][key]
+		w.keep(shelf(e.Table, key), key)
+		before, isThere := w.s.value(e.Table, key)
 		switch {
 		case isThere && before == value:
 			continue
@@ -135,14 +204,14 @@ func (w *writer) put(entries iter.Seq[Entry]) {
 	}
 }
 
-func (w *writer) keep(table, key string) {
+func (w *writer) keep(at, key string) {
 	if w.kept == nil {
 		w.kept = map[string]map[string]bool{}
 	}
-	if w.kept[table] == nil {
-		w.kept[table] = map[string]bool{}
+	if w.kept[at] == nil {
+		w.kept[at] = map[string]bool{}
 	}
-	w.kept[table][key] = true
+	w.kept[at][key] = true
 }
 
 func (w *writer) update(kind p4v1.Update_Type, e Entry) {
@@ -165,10 +234,10 @@ func (w *writer) flush() {
 	}
 	for _, u := range updates {
 		if u.Kind == p4v1.Update_DELETE {
-			delete(w.s.tables[u.Table], u.key())
+			delete(w.s.tables[shelf(u.Table, u.key())], u.key())
 			continue
 		}
-		w.s.tables[u.Table][u.key()] = u.value()
+		w.s.note(&u.Entry)
 	}
 }
 
@@ -180,7 +249,7 @@ func (w *writer) syncService(service *Service) {
 	service.Tables = inForce
 	before, isKnown := w.s.inForce[service.Number]
 	if !isThere || !isKnown || before.digest != service.Digest {
-		if service.Tables = 1 - inForce; isThere && w.hasRows(service, inForce) {
+		if service.Tables = 1 - inForce; w.hasRows(service, inForce) {
 			service.Tables = inForce // as after a restart of the controller
 		}
 	}
@@ -212,7 +281,7 @@ func (w *writer) hasRows(service *Service, tables uint8) bool {
 	copied := *service
 	copied.Tables = tables
 	for e := range copied.Entries() {
-		if value, isThere := w.s.tables[e.Table][e.key()]; !isThere || value != e.value() {
+		if value, isThere := w.s.value(e.Table, e.key()); !isThere || value != e.value() {
 			return false
 		}
 	}
@@ -222,50 +291,45 @@ func (w *writer) hasRows(service *Service, tables uint8) bool {
 // replaceRows makes a set of a service's tables contain the service's rows, and nothing else. It
 // returns the sum of these rows.
 func (w *writer) replaceRows(service *Service) (all sum) {
-	for _, table := range rowTables {
-		delete(w.kept, table)
-	}
 	w.put(summed(service.Entries(), &all))
-	prefix := pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))
 	for _, table := range rowTables {
-		w.removeExcept(table, prefix, w.kept[table])
+		w.removeOthersOf(table, shelf(table, service.set()))
 	}
 	return all
 }
 
-// removeExcept removes the entries of a table whose keys begin with a prefix and are not in kept.
-func (w *writer) removeExcept(table, prefix string, kept map[string]bool) {
-	for key := range w.s.tables[table] {
-		if len(key) >= len(prefix) && key[:len(prefix)] == prefix && !kept[key] {
+// set returns the beginning of the keys of the service's rows.
+func (s *Service) set() string { return pack(Number(uint64(s.Number)), Number(uint64(s.Tables))) }
+
+// removeOthersOf removes the entries of a table that are in a shelf, and that the content does not
+// have.
+func (w *writer) removeOthersOf(table, at string) {
+	for key := range w.s.tables[at] {
+		if !w.kept[at][key] {
 			w.update(p4v1.Update_DELETE, Entry{Table: table, Key: unpackValues(key)})
 		}
 	}
+	delete(w.kept, at)
 }
 
-// removeOthers removes what the content does not have: first the entries by which packets find it.
+// removeOthers removes what the content does not have, and no packet finds any more: rows before the
+// servers that they name.
 func (w *writer) removeOthers(c *Content) {
-	w.flush()
-	for _, table := range slices.Concat([]string{"services", "services_of_all_ports", "ports"}, idTables) {
-		w.removeExcept(table, "", w.kept[table])
-	}
-	w.flush()
+	w.removeOthersOf("ports", "ports")
 	inForce := map[string]bool{}
 	for _, service := range c.Services {
-		inForce[pack(Number(uint64(service.Number)), Number(uint64(service.Tables)))] = true
+		inForce[service.set()] = true
 	}
-	for _, table := range rowTables {
-		for key := range w.s.tables[table] {
-			if values := unpackValues(key); !inForce[pack(values[0], values[1])] {
-				w.update(p4v1.Update_DELETE, Entry{Table: table, Key: values})
-			}
+	for at := range w.s.tables {
+		if table, set, isOfRows := strings.Cut(at, " "); isOfRows && !inForce[set] {
+			w.removeOthersOf(table, at)
 		}
 	}
 	w.flush()
 	for place := range mostVisited {
-		table := locatorTable(place)
-		w.removeExcept(table, "", w.kept[table])
+		w.removeOthersOf(locatorTable(place), locatorTable(place))
 	}
-	w.removeExcept("next_hops", "", w.kept["next_hops"])
+	w.removeOthersOf("next_hops", "next_hops")
 }
 
 // Close ends the connection.

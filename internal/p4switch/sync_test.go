@@ -200,6 +200,43 @@ func TestSyncContinues(t *testing.T) {
 	}
 }
 
+// The balancer gives the numbers of removed services and the slots of removed servers to others. After
+// each update, a packet finds rows and servers of its service, or passes to the host.
+func TestSyncWhileNumbersChange(t *testing.T) {
+	isOld := viewOf(contentOf(t, []uint16{1, 2, 3}))
+	otherVIP, otherServer := contentOf(t, []uint16{4, 5}), contentOf(t, []uint16{1, 2, 3, 4})
+	otherVIP.Services[0].VIP = vip.Next()
+	otherServer.Servers[2].Locator = netip.MustParseAddr("fd00:5:0:99::")
+	twoServices := contentOf(t, []uint16{4, 5})
+	second := *twoServices.Services[0] // gets the VIP, and the first one keeps the number
+	second.Service, second.Number = new(*second.Service), 8
+	twoServices.Services[0].VIP = vip.Next()
+	twoServices.Services = append(twoServices.Services, &second)
+	for what, next := range map[string]*Content{
+		"another VIP has the number": otherVIP, "another server has a slot": otherServer, "the VIP has another number": twoServices,
+	} {
+		f := startFake(t)
+		s := f.open(1)
+		testhost.Must(t, s.Sync(t.Context(), contentOf(t, []uint16{1, 2, 3})))
+		slot := "server0.locators " + pack(Number(3))
+		locator, isNew, mixed := f.tables[slot], viewOf(next), 0
+		f.changed = func() {
+			got := f.view()
+			isWhole := got == nil || maps.Equal(got, isOld) && f.tables[slot] == locator || maps.Equal(got, isNew)
+			if !isWhole {
+				mixed = max(mixed, f.writes)
+			}
+		}
+		testhost.Must(t, s.Sync(t.Context(), next))
+		if mixed > 0 {
+			t.Errorf("%s: after %d updates, packets find rows or servers of others", what, mixed)
+		}
+		if s.Size() != len(f.tables) {
+			t.Errorf("%s: the switch has %d entries, not %d", what, len(f.tables), s.Size())
+		}
+	}
+}
+
 // If only the condition of servers changes, rows change in place, and only those of these servers.
 func TestSyncChangesRowsInPlace(t *testing.T) {
 	f := startFake(t)

@@ -7,6 +7,10 @@
 #ifndef SERVERS
 #define SERVERS 4096
 #endif
+/* The counters of servers have indexes: MAX_SERVERS in bpf/balancer/tables/directory.h. */
+#ifndef SLOTS
+#define SLOTS 65536
+#endif
 /* The rows of all services together, with the former ones of services that change. */
 #ifndef BUCKETS
 #define BUCKETS 131072
@@ -15,7 +19,7 @@
 #ifndef COLUMNS
 #define COLUMNS 524288
 #endif
-/* The columns that have had several servers, and one list for each row. */
+/* One list for each row, and the columns that have had several servers: after many changes, all. */
 #ifndef HISTORIES
-#define HISTORIES 262144
+#define HISTORIES (BUCKETS + COLUMNS)
 #endif

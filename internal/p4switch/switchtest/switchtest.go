@@ -177,7 +177,7 @@ type tail struct{ text []byte }
 
 func (o *tail) Write(text []byte) (int, error) {
 	o.text = append(o.text, text...)
-	o.text = o.text[:min(len(o.text), 1<<20)]
+	o.text = o.text[max(0, len(o.text)-1<<20):]
 	return len(text), nil
 }
 
