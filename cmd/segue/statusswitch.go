@@ -49,7 +49,11 @@ func printSwitch(out io.Writer, all *balancerStatus) error {
 		fmt.Fprintf(out, "  %s\n", s.Problem)
 	}
 	table := newTable(out)
-	table.row("service", "on the switch", "here", "entries")
+	there := "on the switch"
+	if !s.Follows {
+		there = "last seen on the switch"
+	}
+	table.row("service", there, "here", "entries")
 	for _, service := range s.Services {
 		table.row(service.Name, describeRows(&service), describeOwn(all.Snapshot, service.Name),
 			strconv.Itoa(service.Entries))

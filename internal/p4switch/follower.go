@@ -13,8 +13,15 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// retryInterval is the time between two attempts to connect with a switch, or to write to it.
-const retryInterval = 2 * time.Second
+// incomplete is the problem of a switch that gets its entries, or a change of them.
+const incomplete = "the switch does not have all entries yet"
+
+// retryInterval is the time between the loss of a switch and the next attempt. Each further attempt
+// comes after twice the time, up to mostRetries times retryInterval.
+const (
+	retryInterval = 500 * time.Millisecond
+	mostRetries   = 16
+)
 
 // Follower makes a switch follow a content that changes. It connects again if the switch has
 // restarted, and tries again if the switch has refused a change.
@@ -26,6 +33,8 @@ type Follower struct {
 	patience time.Duration
 	known    map[uint16]version // the versions of services that were in force
 
+	logged string // the problem that was logged last; empty: that the switch follows
+
 	mu       sync.Mutex
 	state    Status
 	servers  []*Server // of the content that the switch has
@@ -36,9 +45,10 @@ type Follower struct {
 func NewFollower(to *desired.Switch, log *slog.Logger) *Follower {
 	return &Follower{
 		to: *to, log: log, retry: retryInterval, patience: countPatience, known: map[uint16]version{},
+		logged: incomplete,
 		state: Status{
 			Address: to.Address, Device: to.Device, ElectionID: to.ElectionID, Since: time.Now(),
-			Problem:  "the switch does not have all entries yet",
+			Problem:  incomplete,
 			Services: []ServiceStatus{}, Passed: []PassedService{},
 		},
 	}
@@ -47,15 +57,20 @@ func NewFollower(to *desired.Switch, log *slog.Logger) *Follower {
 // Run follows the contents until the context ends. Then the switch keeps its entries, and goes on.
 func (f *Follower) Run(ctx context.Context, contents <-chan *Content) error {
 	var last *Content
+	delay := f.retry
 	for ctx.Err() == nil {
 		err := f.follow(ctx, contents, &last)
 		if ctx.Err() != nil {
 			break
 		}
+		delay = min(2*delay, mostRetries*f.retry)
+		if f.logged == "" { // the switch has followed
+			delay = f.retry
+		}
 		f.fail(err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(f.retry):
+		case <-time.After(delay):
 		}
 	}
 	return nil
@@ -83,12 +98,14 @@ func (f *Follower) follow(ctx context.Context, contents <-chan *Content, last **
 	if *last != nil {
 		f.note(s, *last) // what it still has
 	}
+	f.wait()
 	for {
 		select { // there may be a later one: the connection or the last Sync may have taken long
 		case *last = <-contents:
 		default:
 		}
 		if *last != nil {
+			f.wait()
 			if err := s.Sync(ctx, *last); err != nil {
 				return err
 			}
@@ -110,19 +127,26 @@ func (f *Follower) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failures++
-	isNews := f.state.Problem != err.Error()
 	f.set(false, err.Error())
-	if isNews {
+	if f.logged != err.Error() {
+		f.logged = err.Error()
 		f.log.Error("the switch does not follow", "switch", f.to.Address, "error", err)
 	}
+}
+
+// wait notes that the switch does not have all entries yet.
+func (f *Follower) wait() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.set(false, incomplete)
 }
 
 func (f *Follower) succeed(entries int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	isNews := !f.state.Follows
 	f.set(true, "")
-	if isNews {
+	if f.logged != "" {
+		f.logged = ""
 		f.log.Info("the switch follows", "switch", f.to.Address, "entries", entries)
 	}
 }
@@ -137,7 +161,7 @@ func (f *Follower) set(follows bool, problem string) {
 
 var (
 	followsMetric = desc("follows",
-		"1 if the switch has all entries of the balancer, 0 if it cannot be reached or refuses entries.")
+		"1 if the switch has all entries of the balancer, 0 if it is getting them, cannot be reached, or refuses them.")
 	entriesMetric    = desc("entries", "Entries in the tables of the switch.")
 	failuresMetric   = desc("failures_total", "Failed attempts to make the switch follow.")
 	generationMetric = desc("service_generation",

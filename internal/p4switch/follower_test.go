@@ -4,6 +4,7 @@ package p4switch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -157,4 +158,42 @@ func TestFollowerWaits(t *testing.T) {
 	isSecond := viewOf(second)
 	contents <- second
 	f.await("the other controller", isSecond)
+}
+
+// While a change is written, the switch does not follow.
+func TestFollowerTellsChanges(t *testing.T) {
+	f := startFake(t)
+	follower, contents, _ := startFollower(t, f, 1)
+	first, second := contentOf(t, []uint16{1, 2, 3}), contentOf(t, []uint16{1, 2, 3, 4}, []uint16{1, 2, 3})
+	isSecond := viewOf(second)
+	contents <- first
+	state := func() Status {
+		follower.mu.Lock()
+		defer follower.mu.Unlock()
+		return follower.state
+	}
+	follows := func() error {
+		if s := state(); !s.Follows {
+			return errors.New(s.Problem)
+		}
+		return nil
+	}
+	testhost.Eventually(t, follows)
+	updates, early := 0, 0
+	f.mu.Lock()
+	f.changed = func() {
+		updates++
+		if s := state(); s.Follows || s.Problem != incomplete {
+			early++
+		}
+	}
+	f.mu.Unlock()
+	contents <- second
+	f.await("the change", isSecond)
+	testhost.Eventually(t, follows)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if updates == 0 || early > 0 {
+		t.Errorf("the switch follows after %d of %d updates", early, updates)
+	}
 }
