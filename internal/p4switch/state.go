@@ -8,7 +8,6 @@ import (
 	"hash/fnv"
 	"io"
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
@@ -141,7 +140,9 @@ type version struct {
 
 // note stores what the switch has of the services of a content.
 func (f *Follower) note(s *Switch, c *Content) {
-	maps.Copy(f.known, s.inForce)
+	for number, its := range s.inForce {
+		f.known[number] = its.version
+	}
 	found, services := s.sums(), []ServiceStatus{}
 	for _, service := range c.Services {
 		state := ServiceStatus{Name: service.Name, Entries: found[service.Number].entries}

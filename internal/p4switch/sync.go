@@ -5,11 +5,14 @@ package p4switch
 import (
 	"context"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 )
 
 // Content is everything that a switch is to contain.
@@ -42,7 +45,19 @@ type Switch struct {
 	// tables are the values by key, of each shelf.
 	tables map[string]map[string]string
 	// inForce are the services' rows that are in force, by number. After a start, there are none.
-	inForce map[uint16]version
+	inForce map[uint16]written
+}
+
+// written is what the rows of a service were computed from.
+type written struct {
+	version
+	rows    *dataplane.Rows
+	servers map[uint16]Condition
+}
+
+// fits tells whether the rows are those of a service.
+func (w *written) fits(s *Service) bool {
+	return s.Rows != nil && s.Rows == w.rows && s.Digest == w.digest && maps.Equal(s.Servers, w.servers)
 }
 
 // shelf returns where a Switch has an entry: in one map for each table, and in one for each set of a
@@ -79,7 +94,7 @@ func Open(ctx context.Context, client *Client) (*Switch, error) {
 			return nil, err
 		}
 	}
-	s := &Switch{client: client, tables: map[string]map[string]string{}, inForce: map[uint16]version{}}
+	s := &Switch{client: client, tables: map[string]map[string]string{}, inForce: map[uint16]written{}}
 	for name := range client.program.tables {
 		if err := client.Read(ctx, name, func(e Entry) { s.note(&e) }); err != nil {
 			return nil, err
@@ -253,8 +268,11 @@ func (w *writer) syncService(service *Service) {
 			service.Tables = inForce // as after a restart of the controller
 		}
 	}
-	now := version{service.Generation, service.Digest, w.replaceRows(service)}
-	for range summed(service.IDEntries(), &now.sum) { // they are written already
+	now := written{version{service.Generation, service.Digest, before.sum}, service.Rows, maps.Clone(service.Servers)}
+	if !isThere || !before.fits(service) {
+		now.sum = w.replaceRows(service)
+		for range summed(service.IDEntries(), &now.sum) { // they are written already
+		}
 	}
 	w.flush() // the rows must be there before the service's entry names them
 	match = service.Match()
