@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The balancer of persistence stateless for PNA, the Portable NIC Architecture. PNA does not tell
+ * The balancer for PNA, the Portable NIC Architecture. PNA does not tell
  * the length of a frame.
  */
 #include <core.p4>

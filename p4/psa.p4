@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The balancer of persistence stateless for PSA, the Portable Switch Architecture. All steps are in
+ * The balancer for PSA, the Portable Switch Architecture. All steps are in
  * the ingress; the egress passes the packet on. PSA does not tell the length of a frame.
  */
 #include <core.p4>

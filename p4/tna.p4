@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The balancer of persistence stateless for TNA, the architecture of Tofino. All steps are in the
+ * The balancer for TNA, the architecture of Tofino. All steps are in the
  * ingress, and packets bypass the egress. Only the egress of TNA knows the length of a frame.
  */
 #include <core.p4>

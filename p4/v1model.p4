@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The balancer of persistence stateless for v1model, the architecture of the software switch bmv2.
+ * The balancer for v1model, the architecture of the software switch bmv2.
  */
 #include <core.p4>
 #include <v1model.p4>
