@@ -4,10 +4,14 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/cli/clitest"
@@ -83,5 +87,23 @@ func TestTraceOfSwitch(t *testing.T) {
 		if err := j.unknown(); (name == "unknown") != (err != nil) {
 			t.Errorf("%s: error %v", name, err)
 		}
+	}
+}
+
+// The servers to which the switch sends a packet are asked, although the balancer's trace has no
+// placement. Each one but the last is told the SID of the next one.
+func TestAskThroughSwitch(t *testing.T) {
+	sids := []netip.Addr{netip.MustParseAddr("fd00:5:0:1:1::"), netip.MustParseAddr("fd00:5:0:2:1::")}
+	j := &joinedTrace{Trace: huntTrace(true, "pass_not_vip", "")}
+	j.passSwitch(&p4switch.Trace{Reason: "forward_hunt", Course: offersCourse, Segments: sids})
+	dir := (&askCase{says: map[string]*agent.Trace{
+		"s2": traceOf("s2", "refused", false), "s1": traceOf("s1", "refused", false)}}).answers(t)
+	ask := filepath.Join(dir, "ask")
+	text := fmt.Sprintf("case \"$*\" in \"s2 --next %s --json \"* | \"s1 --json \"*) cat %s/$1 ;; *) exit 1 ;; esac\n", sids[1], dir)
+	testhost.Must(t, os.WriteFile(ask, []byte(text), 0o600))
+	testhost.Must(t, j.ask(t.Context(), "sh "+ask+" {}"))
+	j.follow()
+	if err := j.unknown(); err != nil || j.Receiver != "s1" || j.End != "deliver" {
+		t.Errorf("goes to %q and ends %q, error %v: %+v", j.Receiver, j.End, err, j.Agents)
 	}
 }

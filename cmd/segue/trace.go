@@ -256,7 +256,7 @@ func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *
 		return err
 	}
 	if o.ask != "" {
-		if joined.Agents, err = askAgents(cmd.Context(), o.ask, joined.Trace); err != nil {
+		if err = joined.ask(cmd.Context(), o.ask); err != nil {
 			return err
 		}
 		joined.follow()

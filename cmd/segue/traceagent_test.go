@@ -317,10 +317,7 @@ func TestAskAgents(t *testing.T) {
 func (c *askCase) check(t *testing.T) {
 	dir := c.answers(t)
 	joined := joinedTrace{Trace: c.trace}
-	var err error
-	if joined.Agents, err = askAgents(t.Context(), "sh "+script(t, dir)+" {}", c.trace); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, joined.ask(t.Context(), "sh "+script(t, dir)+" {}"))
 	joined.follow()
 	if joined.Receiver != c.receiver || joined.End != c.end {
 		t.Errorf("goes to %q and ends %q, want %q and %q", joined.Receiver, joined.End, c.receiver, c.end)
@@ -375,8 +372,8 @@ func TestAskNobody(t *testing.T) {
 			t.Errorf("%s for %s: error %v, want %s", c.command, c.server, err, c.want)
 		}
 	}
-	hash := &inspect.Trace{Service: &inspect.TracedService{Name: "web"}}
-	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web: it does not hunt") {
+	hash := &joinedTrace{Trace: &inspect.Trace{Service: &inspect.TracedService{Name: "web"}}}
+	if err := hash.ask(context.Background(), "echo {}"); err == nil || !strings.Contains(err.Error(), "service web: it does not hunt") {
 		t.Errorf("of a service that does not hunt: error %v", err)
 	}
 }
@@ -400,13 +397,14 @@ func TestNextOf(t *testing.T) {
 		segments = append(segments, netip.MustParseAddr(text))
 	}
 	trace.Encapsulation = &inspect.TracedEncapsulation{Segments: segments}
+	joined := joinedTrace{Trace: trace}
 	for server, want := range map[string]netip.Addr{"s2": segments[2], "s1": {}, "s9": {}} {
-		if got := nextOf(trace, server); got != want {
+		if got := joined.nextOf(server); got != want {
 			t.Errorf("%s: next is %s, want %s", server, got, want)
 		}
 	}
 	trace.Encapsulation = nil
-	if got := nextOf(trace, "s2"); got.IsValid() {
+	if got := joined.nextOf("s2"); got.IsValid() {
 		t.Errorf("next is %s without segments", got)
 	}
 }

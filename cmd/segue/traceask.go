@@ -31,38 +31,44 @@ const askTimeout = 10 * time.Second
 // hostNames matches the names of servers that are safe in a command.
 var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// askAgents runs the command for all servers that the packet may visit, at the same time.
-func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
-	if t.Service != nil && t.Placement == nil {
-		return nil, fmt.Errorf("--ask: no server can be asked about service %s: it does not hunt, and its flow table "+
-			"tells the server of a flow", t.Service.Name)
+// ask runs the command for all servers that the packet may visit, at the same time. If the switch
+// sends the packet, its list has all of these servers.
+func (j *joinedTrace) ask(ctx context.Context, command string) error {
+	if j.Service != nil && j.Placement == nil && !j.isSwitched() {
+		return fmt.Errorf("--ask: no server can be asked about service %s: it does not hunt, and its flow table "+
+			"tells the server of a flow", j.Service.Name)
 	}
-	agents := []askedAgent{}
-	for _, name := range serversOf(t) {
-		agents = append(agents, askedAgent{Server: name})
+	j.Agents = []askedAgent{}
+	for _, name := range serversOf(j.Trace) {
+		j.Agents = append(j.Agents, askedAgent{Server: name})
 	}
 	var group sync.WaitGroup
-	for i := range agents {
+	for i := range j.Agents {
 		group.Go(func() {
-			a := &agents[i]
+			a := &j.Agents[i]
 			var err error
-			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow, nextOf(t, a.Server)); err != nil {
+			if a.Trace, err = askAgent(ctx, command, a.Server, j.Flow, j.nextOf(a.Server)); err != nil {
 				a.Error = err.Error()
 			}
 		})
 	}
 	group.Wait()
-	return agents, nil
+	return nil
 }
 
 // nextOf returns the SID to which a server would pass the packet on. It returns an invalid address
 // if the server is the last one, or if the next SID is unknown.
-func nextOf(t *inspect.Trace, server string) netip.Addr {
-	at := slices.IndexFunc(t.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
-	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
+func (j *joinedTrace) nextOf(server string) netip.Addr {
+	at := slices.IndexFunc(j.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
+	switch {
+	case at < 0 || at == len(j.Course)-1:
+		return netip.Addr{}
+	case j.isSwitched():
+		return j.Switch.Segments[at+1]
+	case j.Encapsulation == nil:
 		return netip.Addr{}
 	}
-	sids := t.Encapsulation.Segments[1:] // the first segment is the balancer
+	sids := j.Encapsulation.Segments[1:] // the first segment is the balancer
 	return sids[at+1]
 }
 
