@@ -91,11 +91,11 @@ func (i *inspection) plainStore(b *desired.Balancer) {
 // plainSwitch finds a switch on another host to which the connection is without TLS.
 func (i *inspection) plainSwitch(b *desired.Balancer) {
 	to := b.Node.Switch
-	if to == nil || to.UsesTLS() {
+	if to == nil || to.UsesTLS() || strings.HasPrefix(to.Address, "unix:") {
 		return
 	}
 	host, _, err := net.SplitHostPort(to.Address)
-	if err == nil && !isThisHost(host) { // with an error, the address is that of a Unix socket
+	if err == nil && !isThisHost(host) {
 		i.findf("node.switch.address", "%s without TLS: whoever is on the way, or reaches that port, can change where "+
 			"the traffic of all services goes; set ca-file, cert-file and key-file", to.Address)
 	}

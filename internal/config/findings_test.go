@@ -265,6 +265,7 @@ func checkPlainSwitch(t *testing.T) string {
 		"address: '[::1]:9559'":                      false,
 		"address: 'localhost:9559'":                  false,
 		"address: 'unix:/run/switch/p4runtime:9559'": false,
+		"address: 'unix:/run/switch/p4runtime.sock'": false,
 	} {
 		file := strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  switch: {"+to+", network-port: 1, host-port: 2}", 1)
 		findings, err := InspectBalancer("/nonexistent/node.yaml", []byte(file), Host{MTU: func(string) (int, bool) { return 0, false }})
