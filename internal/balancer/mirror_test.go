@@ -80,13 +80,8 @@ func (f *fixture) fitsSwitch() bool {
 	if f.cfg.Node.Limits.Hints > 0 || f.inside || f.moving {
 		return false
 	}
-	for _, svc := range f.services.byName {
-		if svc.WhyNotOnSwitch() == "" {
-			services, _ := f.offloaded()
-			return len(services) > 0
-		}
-	}
-	return false
+	services, _ := f.offloaded()
+	return len(services) > 0
 }
 
 // runSwitch sends a frame into the mirror, for which the data path has had an outcome.

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"hash/maphash"
 	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -72,43 +71,31 @@ func (b *Balancer) tellSwitch() {
 	o.contents <- content
 }
 
-// offloaded lists the services that the switch balances, and those that it passes to the host, in
-// the order of their names. A service that was not stateless before passes until its former flows
-// have ended: only the flow table knows their servers. A service of all ports passes if the host
-// balances another port of its VIP: the switch would take the packets of that port, too.
+// offloaded lists the services that the switch balances, and those whose packets all pass to this
+// host, in the order of their names.
 func (b *Balancer) offloaded() (services []*service, passed []p4switch.PassedService) {
-	type address struct {
-		netip.Addr
-		desired.Protocol
-	}
-	ofHost := map[address]string{} // a service of one port that the host balances
-	names := slices.Sorted(maps.Keys(b.services.byName))
-	for _, name := range names {
-		if svc := b.services.byName[name]; svc.Port != desired.AllPorts && svc.whyNotOffloaded() != "" {
-			ofHost[address{svc.VIP, svc.Protocol}] = name
-		}
-	}
-	for _, name := range names {
+	var all []*desired.Service
+	now := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		svc := b.services.byName[name]
-		why := svc.whyNotOffloaded()
-		if one := ofHost[address{svc.VIP, svc.Protocol}]; why == "" && svc.Port == desired.AllPorts && one != "" {
-			why = "this host balances service " + one + " of the same VIP"
-		}
-		if why == "" {
-			services = append(services, svc)
+		all, now[name] = append(all, svc.Service), svc.whyNotNow()
+	}
+	why := desired.WhyNotOnSwitch(all, now)
+	for _, s := range all {
+		if reason := why[s.Name]; reason != "" {
+			passed = append(passed, p4switch.PassedService{Name: s.Name, Reason: reason})
 		} else {
-			passed = append(passed, p4switch.PassedService{Name: name, Reason: why})
+			services = append(services, b.services.byName[s.Name])
 		}
 	}
 	return services, passed
 }
 
-// whyNotOffloaded returns why the switch does not balance a service, or an empty text.
-func (svc *service) whyNotOffloaded() string {
-	why := svc.WhyNotOnSwitch()
+// whyNotNow returns why the switch does not balance a service as long as the state of the service
+// stays as it is, or an empty text. Of flows from before the service became stateless, only the flow
+// table knows the servers.
+func (svc *service) whyNotNow() string {
 	switch {
-	case why != "":
-		return why
 	case svc.rule.Buckets == 0:
 		return "no servers"
 	case svc.rule.HasFormerFlows():

@@ -43,7 +43,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"probe", eachService((*inspection).noProbes)},
 	{"generations", eachService((*inspection).fewGenerations)},
 	{"buckets", eachService((*inspection).fewBuckets)},
-	{"bucket-hash", eachService((*inspection).chosenBuckets)},
+	{"bucket-hash", (*inspection).chosenBuckets},
 	{"switch", (*inspection).notOnSwitch},
 	{"candidates", eachService((*inspection).fewCandidates)},
 	{"several-balancers", (*inspection).unrecoverableFlows},
@@ -326,20 +326,25 @@ func (i *inspection) fewBuckets(path string, s *desired.Service) {
 	}
 }
 
-// chosenBuckets finds a service whose clients can choose their buckets.
-func (i *inspection) chosenBuckets(path string, s *desired.Service) {
-	if s.BucketHash == desired.BucketHashCRC32 {
-		i.findf(fieldpath.Child(path, "bucket-hash"), "%s has no key: clients can choose ports that lead to one row of "+
-			"servers; use it only if a switch balances the service, too", s.BucketHash)
+// chosenBuckets finds services whose clients can choose their buckets, although no switch needs that.
+func (i *inspection) chosenBuckets(b *desired.Balancer) {
+	why := whyNotOnSwitch(b)
+	for n, s := range b.Services {
+		isOnSwitch := b.Node.Switch != nil && why[s.Name] == ""
+		if s.BucketHash == desired.BucketHashCRC32 && !isOnSwitch {
+			i.findf(fieldpath.Child(fieldpath.Item("services", n), "bucket-hash"), "%s has no key: clients can choose "+
+				"ports that lead to one row of servers; use it only if a switch balances the service, too", s.BucketHash)
+		}
 	}
 }
 
 // notOnSwitch finds services that the switch in front of the balancer does not balance.
 func (i *inspection) notOnSwitch(b *desired.Balancer) {
 	var names []string
-	for n := range b.Services {
-		if s := &b.Services[n]; s.WhyNotOnSwitch() != "" {
-			names = append(names, fmt.Sprintf("%s (%s)", s.Name, s.WhyNotOnSwitch()))
+	why := whyNotOnSwitch(b)
+	for _, s := range b.Services {
+		if why[s.Name] != "" {
+			names = append(names, fmt.Sprintf("%s (%s)", s.Name, why[s.Name]))
 		}
 	}
 	if b.Node.Switch != nil && len(names) > 0 {
@@ -347,6 +352,15 @@ func (i *inspection) notOnSwitch(b *desired.Balancer) {
 			"bucket-hash crc-32 and placement hash or hunt, and persistence quic with srv6-insert or srv6-encap",
 			strings.Join(names, ", "))
 	}
+}
+
+// whyNotOnSwitch returns why a switch would not balance services of the file, by their names.
+func whyNotOnSwitch(b *desired.Balancer) map[string]string {
+	var services []*desired.Service
+	for n := range b.Services {
+		services = append(services, &b.Services[n])
+	}
+	return desired.WhyNotOnSwitch(services, nil)
 }
 
 // fewCandidates finds a service with too few candidates.

@@ -280,6 +280,37 @@ func checkPlainSwitch(t *testing.T) string {
 	return rule
 }
 
+// TestFindingsOnSwitch checks the rules switch and bucket-hash for services of which the switch
+// balances some. It does not balance web as soon as web is of all ports: the host balances old.
+func TestFindingsOnSwitch(t *testing.T) {
+	for port, want := range map[string][]string{
+		"81": {"node.switch: passes all packets of old (persistence table) to this host"},
+		"all": {
+			"node.switch: passes all packets of web (this host balances service old of the same VIP), old (persistence table) to this host",
+			"services[0].bucket-hash: crc-32 has no key",
+		},
+	} {
+		file := `node:
+  {interface: eth0, locator: "fd00:6c:0:1::/64", switch: {address: "localhost:9559", network-port: 1, host-port: 2}}
+services:
+- {name: web, vip: 192.0.2.80, port: ` + port + `, protocol: tcp, encapsulation: srv6-encap, persistence: stateless, bucket-hash: crc-32}
+- {name: old, vip: 192.0.2.80, port: 80, protocol: tcp, encapsulation: ipip}
+`
+		findings, err := InspectBalancer("", []byte(file), Host{MTU: func(string) (int, bool) { return 0, false }})
+		testhost.Must(t, err)
+		var got []string
+		for _, f := range findings {
+			if f.Rule == "switch" || f.Rule == "bucket-hash" {
+				problem, _, _ := strings.Cut(f.Problem, "; ")
+				got = append(got, f.Path+": "+strings.Split(problem, ": clients")[0])
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("port %s: -want +got:\n%s", port, diff)
+		}
+	}
+}
+
 // TestRulesAreDocumented checks that the documentation has a row for each rule, and no other rows.
 func TestRulesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/reference/configuration.md")

@@ -3,6 +3,8 @@
 package desired
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -226,10 +228,40 @@ func (s *Service) Takes() bool {
 	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })
 }
 
-// WhyNotOnSwitch returns the setting for which a switch cannot balance the service
-// (BalancerNode.Switch), such as "persistence table". It is empty if the switch can: a switch keeps
-// nothing about flows, cannot multiply, and does not know the loads of servers.
-func (s *Service) WhyNotOnSwitch() string {
+// WhyNotOnSwitch returns why the switch in front of the balancer (BalancerNode.Switch) does not
+// balance services, by their names. It leaves out the services that the switch balances. services are
+// all of the balancer. now has further reasons, by name, which the settings do not tell. A service of
+// all ports passes to the host if the host balances another port of its VIP and protocol: the switch
+// would take the packets of that port, too.
+func WhyNotOnSwitch(services []*Service, now map[string]string) map[string]string {
+	type address struct {
+		netip.Addr
+		Protocol
+	}
+	why, ofHost := map[string]string{}, map[address]string{} // ofHost has the name of one service
+	for _, s := range services {
+		reason := cmp.Or(s.whyNotOnSwitch(), now[s.Name])
+		if reason == "" {
+			continue
+		}
+		why[s.Name] = reason
+		if at := (address{s.VIP, s.Protocol}); s.Port != AllPorts && ofHost[at] == "" {
+			ofHost[at] = s.Name
+		}
+	}
+	for _, s := range services {
+		one := ofHost[address{s.VIP, s.Protocol}]
+		if s.Port == AllPorts && why[s.Name] == "" && one != "" {
+			why[s.Name] = fmt.Sprintf("this host balances service %s of the same VIP", one)
+		}
+	}
+	return why
+}
+
+// whyNotOnSwitch returns the setting for which a switch cannot balance the service, such as
+// "persistence table". It is empty if the switch can: a switch keeps nothing about flows, cannot
+// multiply, and does not know the loads of servers.
+func (s *Service) whyNotOnSwitch() string {
 	isStateless := s.Persistence == PersistenceStateless
 	switch {
 	case !isStateless && s.Persistence != PersistenceQUIC:
