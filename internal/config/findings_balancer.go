@@ -157,14 +157,30 @@ func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
 	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
 		i.writableByOthers(fieldpath.Child(path, "password-file"), p.PasswordFile, "the password")
 	})(i, b)
+	eachTLSFiles(b, func(path string, f *desired.TLSFiles) {
+		i.writableByOthers(fieldpath.Child(path, "ca-file"), f.CAFile, "whom the balancer trusts")
+		i.writableByOthers(fieldpath.Child(path, "cert-file"), f.CertFile, "the certificate")
+		i.writableByOthers(fieldpath.Child(path, "key-file"), f.KeyFile, "the key")
+	})
 }
 
-// balancerKeyFiles finds files with a key or a password that a start would refuse.
+// eachTLSFiles calls find for each section of a balancer's file that can name files of TLS.
+func eachTLSFiles(b *desired.Balancer, find func(path string, f *desired.TLSFiles)) {
+	if b.Node.Switch != nil {
+		find("node.switch", &b.Node.Switch.TLSFiles)
+	}
+	if b.Store != nil {
+		find("store.etcd", &b.Store.Etcd.TLSFiles)
+	}
+}
+
+// balancerKeyFiles finds files with a key, a certificate or a password that the balancer would refuse.
 func (i *inspection) balancerKeyFiles(b *desired.Balancer) {
 	i.keyFile(b.Node.SignalKey)
 	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
 		i.passwordFile(fieldpath.Child(path, "password-file"), p.PasswordFile)
 	})(i, b)
+	eachTLSFiles(b, i.tlsFiles)
 }
 
 // lostState finds a directory for state that does not outlast a reboot. lost says what is lost with

@@ -17,6 +17,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/tlsfiles"
 )
 
 // Host is what rules read from the host, apart from files. Rules that read the host find nothing if
@@ -56,6 +57,18 @@ func (i *inspection) passwordFile(path, file string) {
 	}
 	if _, err := readPassword(file); err != nil {
 		i.findf(path, "a start would fail, because the file is not right: %s; mend the file", err)
+	}
+}
+
+// tlsFiles finds files in a section with which no connection by TLS is possible.
+func (i *inspection) tlsFiles(path string, f *desired.TLSFiles) {
+	for _, file := range []string{f.CAFile, f.CertFile, f.KeyFile} {
+		if file != "" && unix.Access(file, unix.R_OK) != nil {
+			return
+		}
+	}
+	if _, err := tlsfiles.Client(path, f); err != nil {
+		i.findf(path, "no connection is possible, because a file is not right: %s; mend the file", err)
 	}
 }
 

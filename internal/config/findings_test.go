@@ -422,6 +422,45 @@ func TestFilesOfProcess(t *testing.T) {
 	}
 }
 
+// TestFindingsOfTLSFiles checks the files of connections with a switch and with a store.
+func TestFindingsOfTLSFiles(t *testing.T) {
+	authority := testhost.NewAuthority(t)
+	cert, key := authority.Issue("lb1")
+	own, _, _ := strings.Cut(strictBalancer, "services:")
+	for _, c := range []struct{ path, file string }{
+		{"node.switch", strings.Replace(strictBalancer, "seed: 7",
+			"seed: 7\n  switch: {address: 'switch1:9559', network-port: 1, host-port: 2, FILES}", 1)},
+		{"store.etcd", own + "store: {etcd: {endpoints: ['https://etcd1:2379'], prefix: /segue/a, FILES}}\n"},
+	} {
+		for _, files := range []struct {
+			name, ca, cert string
+			mode           os.FileMode // of the key
+			want           []found
+		}{
+			{"right", authority.File, cert, 0o640, nil},
+			{"absent", "/nonexistent/ca", "/nonexistent/cert", 0o640, nil},
+			{"key for all", authority.File, cert, 0o644, []found{{"key-file", c.path}}},
+			{"key to change", authority.File, cert, 0o602, []found{{"key-file", c.path}, {"writable", c.path + ".key-file"}}},
+			{"not the authority's", key, cert, 0o600, []found{{"key-file", c.path}}},
+			{"not the key's", authority.File, authority.File, 0o600, []found{{"key-file", c.path}}},
+		} {
+			testhost.Must(t, os.Chmod(key, files.mode))
+			text := strings.Replace(c.file, "FILES", fmt.Sprintf("ca-file: %s, cert-file: %s, key-file: %s", files.ca, files.cert, key), 1)
+			findings, err := InspectBalancer("", []byte(text), Host{MTU: func(string) (int, bool) { return 0, false }})
+			testhost.Must(t, err)
+			var got []found
+			for _, f := range findings {
+				if f.Rule != "switch" { // no file with a switch is without this finding
+					got = append(got, found{f.Rule, f.Path})
+				}
+			}
+			if diff := cmp.Diff(files.want, got, cmp.AllowUnexported(found{})); diff != "" {
+				t.Errorf("%s, %s: -want +got:\n%s", c.path, files.name, diff)
+			}
+		}
+	}
+}
+
 // TestFindingsOfFiles checks the fields that name files.
 func TestFindingsOfFiles(t *testing.T) {
 	dir := t.TempDir()
