@@ -40,7 +40,11 @@ With --wait, drain ends when the server has no live flow left in the flow table.
 it shows how many are left. A flow that its client has ended is not live. The flows are
 counted every five seconds. If only clients can end the flows that are left, drain says so,
 and tells what to do. If --timeout passes first, the exit code is 1, and the server stays
-drained.
+drained. If the service has no flow table (persistence stateless, hint or quic), its flows
+cannot be counted: --wait drains the server, and then fails. Wait instead until the application
+on the server counts no more connections.
+
+Behind a switch, drain returns when the switch has the change, after a minute at most.
 
 Drain speaks with the process of the balancer on this host. Each balancer of a service has
 its own overrides. If the balancers share a store, they have the same overrides, so all of
