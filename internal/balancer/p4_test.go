@@ -17,18 +17,24 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// openOffloaded returns a balancer with all kinds of services that switches balance, and its
-// reference. Their servers have changed several times. The switch reaches most of them, by a path
-// of 1,500 bytes.
-func openOffloaded(t testing.TB) *reference {
-	t.Helper()
-	var services []columnService
+// crcServices returns those of cookieServices that were always stateless, with the bucket hash of
+// switches.
+func crcServices() (services []columnService) {
 	for _, c := range cookieServices {
 		if c.former == "" {
 			c.crc = true
 			services = append(services, c)
 		}
 	}
+	return services
+}
+
+// openOffloaded returns a balancer with all kinds of services that switches balance, and its
+// reference. Their servers have changed several times. The switch reaches most of them, by a path
+// of 1,500 bytes.
+func openOffloaded(t testing.TB) *reference {
+	t.Helper()
+	services := crcServices()
 	var quic []desired.Service
 	for _, q := range quicServices {
 		if !q.kind.IsTunnel() && !q.former {

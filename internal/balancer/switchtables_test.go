@@ -276,13 +276,7 @@ func (f *fixture) addServer(s switchTables, servers *dataplane.ServerTable, slot
 // condition of servers is. So are the digests of services.
 func TestSwitchTables(t *testing.T) {
 	t.Parallel()
-	var services []columnService
-	for _, c := range cookieServices {
-		if c.former == "" {
-			c.crc = true
-			services = append(services, c)
-		}
-	}
+	services := crcServices()
 	cfg := balancerOf(columnConfig(services, 0)...)
 	f := open(t, cfg)
 	f.own = []nexthop.Link{{Index: f.ifindex["out"], MAC: ownMAC}}
