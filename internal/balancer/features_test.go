@@ -43,7 +43,7 @@ func TestNeededFeaturesSuffice(t *testing.T) {
 		"hash, stateless":       stateless(desired.PlacementHash, 2),
 		"hash, multilinear":     multilinear(stateless(desired.PlacementHash, 2)),
 		"hunt, multilinear":     multilinear(stateless(desired.PlacementHunt, 4)),
-		"hash, hints":           withHints(multilinear(stateless(desired.PlacementHash, 2))),
+		"hash, hints":           withHints(stateless(desired.PlacementHash, 2)),
 		"hash, hint":            hinting(desired.PlacementHash, 4),
 		"hunt":                  hunting(desired.SelectConsistent, 2),
 		"hunt, reports":         hunting(desired.SelectReports, 8),

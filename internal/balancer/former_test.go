@@ -102,7 +102,7 @@ func (f *fixture) requireKnown(service string) {
 // cookie would end the connection.
 func TestPacketsWhileStatelessEnds(t *testing.T) {
 	t.Parallel()
-	before := func() *desired.Balancer { return withHints(multilinear(stateless(desired.PlacementHunt, 2))) }
+	before := func() *desired.Balancer { return withHints(stateless(desired.PlacementHunt, 2)) }
 	for name, after := range map[string]func() *desired.Balancer{
 		"table": func() *desired.Balancer { return withHints(hunting(desired.SelectConsistent, 2)) },
 		"hint":  func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },

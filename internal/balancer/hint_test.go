@@ -92,7 +92,7 @@ func TestHintFollowsSignals(t *testing.T) {
 // A dry run notes the cookie or the hint by which a packet finds its server.
 func TestDryRunNotesCookiesAndHints(t *testing.T) {
 	t.Parallel()
-	f := open(t, withHints(multilinear(stateless(desired.PlacementHunt, 4))))
+	f := open(t, withHints(stateless(desired.PlacementHunt, 4)))
 	f.foresees = true
 	row := f.row(web, "web")
 	f.create(web, "web", row[3], 0)

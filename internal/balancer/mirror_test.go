@@ -28,14 +28,11 @@ import (
 // balance, and says why. All other packet tests run on the software switch too, if it is installed:
 // see mirror.
 var withoutSwitch = map[string]string{
-	"TestDryRunChangesNothing":                        noHints,
-	"TestDryRunNotesCookiesAndHints":                  noHints,
-	"TestFormerFlowsOutliveReloads":                   noHints,
-	"TestHintsFollowReference":                        noHints,
-	"TestMisleadingCookiesOfChangedColumns":           noHints,
-	"TestNeededFeaturesSuffice/hash,_hints":           noHints,
-	"TestPacketsThatCannotBeReturned":                 noHints,
-	"TestPacketsWhileStatelessEnds":                   noHints,
+	"TestDryRunChangesNothing":                        noProducts,
+	"TestMisleadingCookiesOfChangedColumns":           noProducts,
+	"TestPacketsThatCannotBeReturned":                 noProducts,
+	"TestHintsFollowReference":                        noProducts,
+	"TestFormerFlowsOutliveReloads":                   noFlows,
 	"TestForgedLives/observed":                        noLoads,
 	"TestICMPErrorsAreNotObserved":                    noLoads,
 	"TestNeededFeaturesSuffice/infer,_row,_stateless": noLoads,
@@ -45,7 +42,6 @@ var withoutSwitch = map[string]string{
 }
 
 const (
-	noHints    = "a switch has no hint table, so it sends other packets to several servers"
 	noLoads    = "a switch does not observe flows, so it cannot infer the loads of servers"
 	noProducts = "a switch cannot compute the default bucket hash, which multiplies"
 	noFlows    = "the service may have flows in the flow table, so the switch does not get it"
@@ -77,7 +73,7 @@ type mirror struct {
 // fitsSwitch tells whether a switch can decide as the fixture's data path does now, for one service
 // at least.
 func (f *fixture) fitsSwitch() bool {
-	if f.cfg.Node.Limits.Hints > 0 || f.inside || f.moving {
+	if f.inside || f.moving {
 		return false
 	}
 	services, _ := f.offloaded()
@@ -228,6 +224,8 @@ func (m *mirror) expected(frame []byte, o outcome) (port int, out []byte, reason
 		reasons = []string{"pass_no_service"}
 	case svc.QUIC != nil && !namesServer(p, svc):
 		reasons = []string{"pass_no_server_id"}
+	case m.services.hasHints && lacksCookie(p, svc):
+		reasons = []string{"pass_no_cookie"}
 	case isForward(reason) && !m.leaves(o):
 		reasons = []string{"pass_no_server"}
 	case isForward(reason) && p.opens() && m.isShortened(p, svc):
@@ -297,6 +295,18 @@ func namesServer(p parsed, svc *desired.Service) bool {
 	return p.datagram[0]&0x80 == 0 && serverNamed(svc, p.datagram[1:]) != nil
 }
 
+// lacksCookie tells whether a packet has no cookie, or is a SYN whose later packets will have none.
+func lacksCookie(p parsed, svc *desired.Service) bool {
+	if svc.QUIC != nil {
+		return false
+	}
+	if p.opens() {
+		return svc.Candidates > 1 && timestampsIn(p.options) == nil
+	}
+	_, ok := column(p, svc)
+	return !ok
+}
+
 // leaves tells whether a packet leaves by the interface of the switch's host. The switch reaches no
 // server behind another interface.
 func (m *mirror) leaves(o outcome) bool { return packet.MAC(o.Frame[6:]) == m.macs[m.ownLink()] }
@@ -306,7 +316,7 @@ func (m *mirror) leaves(o outcome) bool { return packet.MAC(o.Frame[6:]) == m.ma
 func (m *mirror) isShortened(p parsed, svc *desired.Service) bool {
 	const longestHeaders = 40 + 8 + 10*16
 	mtu := links[m.ownLink()]
-	if int(p.length)+longestHeaders <= mtu || !svc.ServersDecide() || svc.Candidates > 1 && timestampsIn(p.options) == nil {
+	if int(p.length)+longestHeaders <= mtu || !svc.ServersDecide() || lacksCookie(p, svc) {
 		return false
 	}
 	taking, reached := 0, 0
@@ -387,7 +397,7 @@ func (f *fixture) checkCoverage() {
 	switch c := f.coverage; {
 	case isFuzzer || f.opener.Failed() || f.opener.Skipped():
 	case c.stateless && !c.mirrored && !isListed:
-		f.opener.Errorf("no frame reaches a switch: use bucket-hash crc-32 and no hints, or add %s to withoutSwitch with the reason", name)
+		f.opener.Errorf("no frame reaches a switch: use bucket-hash crc-32, or add %s to withoutSwitch with the reason", name)
 	case c.mirrored && isListed:
 		f.opener.Errorf("frames of %s reach a switch: remove it from withoutSwitch", name)
 	}

@@ -189,7 +189,8 @@ func (b *Balancer) offloadedRows(svc *service) (offloadedRows, error) {
 func (b *Balancer) offloadedService(svc *service) *p4switch.Service {
 	s := &p4switch.Service{
 		Service: svc.Service, Number: uint16(svc.id), Sets: int(svc.rule.Generations()),
-		Servers: map[uint16]p4switch.Condition{}, Generation: svc.label.Generation, Digest: svc.label.Digest,
+		HasHints: svc.QUIC == nil && b.services.hasHints, Servers: map[uint16]p4switch.Condition{},
+		Generation: svc.label.Generation, Digest: svc.label.Digest,
 	}
 	for _, m := range svc.members {
 		flags := b.plane.Servers.Flags(m.slot)

@@ -86,6 +86,7 @@ type kernelRows struct {
 	servers *dataplane.ServerTable
 	slots   []uint32 // of the service
 	table   dataplane.Candidates
+	hints   bool // the host has hints
 }
 
 // tablesOfKernel returns the entries that follow from the tables in the kernel, as
@@ -100,7 +101,9 @@ func tablesOfKernel(f *fixture) switchTables {
 		if !entry.IsService() {
 			continue
 		}
-		k := kernelRows{ServiceEntry: entry, servers: reader.Servers, slots: reader.Servers.Of(entry.Id)}
+		k := kernelRows{
+			ServiceEntry: entry, servers: reader.Servers, slots: reader.Servers.Of(entry.Id), hints: reader.HasHints(),
+		}
 		k.table, err = reader.Candidates(entry.Table())
 		f.must(err)
 		k.addService(s)
@@ -132,7 +135,7 @@ func (k *kernelRows) addService(s switchTables) {
 	key := []*big.Int{new(big.Int).SetBytes(address[:]), big.NewInt(6), big.NewInt(int64(port.Number()))}
 	s[fmt.Sprintf("services %x", key)] = fmt.Sprintf("set_service %x", []uint64{
 		uint64(k.Id), uint64(^uint32(0) << k.shift()), uint64(k.Rule.Candidates()), width,
-		flags[placement == desired.PlacementHunt], flags[k.Rule.EncapsulationName() == desired.SRv6Encap],
+		flags[placement == desired.PlacementHunt], flags[k.hints], flags[k.Rule.EncapsulationName() == desired.SRv6Encap],
 	})
 }
 
@@ -156,12 +159,12 @@ func (k *kernelRows) addRow(s switchTables, bucket uint32) {
 			continue
 		}
 		visited := k.ordered(past)
-		if len(visited) == 0 {
+		if len(visited) == 0 || len(visited) > 1 && k.hints {
 			visited = k.ofRow(bucket, column)
 		}
 		k.addHistory(s, key, visited)
 	}
-	if k.Rule.Candidates() > 1 {
+	if k.Rule.Candidates() > 1 && !k.hints {
 		k.addHistory(s, append(slices.Clone(key), 8), k.ofRow(bucket, 0))
 	}
 }
@@ -276,8 +279,18 @@ func (f *fixture) addServer(s switchTables, servers *dataplane.ServerTable, slot
 // condition of servers is. So are the digests of services.
 func TestSwitchTables(t *testing.T) {
 	t.Parallel()
+	for _, capacity := range hintCapacities {
+		t.Run(fmt.Sprintf("%d hints", capacity), func(t *testing.T) {
+			t.Parallel()
+			testSwitchTables(t, capacity)
+		})
+	}
+}
+
+func testSwitchTables(t *testing.T, capacity uint32) {
 	services := crcServices()
 	cfg := balancerOf(columnConfig(services, 0)...)
+	cfg.Node.Limits.Hints = capacity
 	f := open(t, cfg)
 	f.own = []nexthop.Link{{Index: f.ifindex["out"], MAC: ownMAC}}
 	compare := func(what string) {

@@ -17,7 +17,7 @@ var reasons = [...]string{
 	"none", "forward_known", "forward_new", "forward_hunt", "forward_recover", "pass_from_host",
 	"pass_not_for_host", "pass_not_ip", "pass_no_service", "pass_protocol", "pass_fragment",
 	"pass_malformed", "pass_flags", "pass_no_server", "pass_hop_limit", "pass_too_big", "drop_port",
-	"pass_no_server_id",
+	"pass_no_server_id", "pass_no_cookie",
 }
 
 // The counters of the program: p4/v1model.p4.

@@ -22,6 +22,8 @@ type Service struct {
 	// Rows has the slots of the servers. Sets is how many generations each row has.
 	Rows *dataplane.Rows
 	Sets int
+	// HasHints tells whether the host has hints for flows of the service that have no cookies.
+	HasHints bool
 	// Servers are those of the service, by slot.
 	Servers map[uint16]Condition
 	// IDs are the slots of servers by their connection IDs, for persistence quic, which has no Rows.
@@ -51,26 +53,28 @@ type NextHop struct {
 
 // Match returns the entry by which packets find the service.
 func (s *Service) Match() Entry {
-	hunts, encapsulation := uint64(0), uint64(0)
-	if s.ServersDecide() {
-		hunts = 1
-	}
-	if s.Encapsulation == desired.SRv6Encap {
-		encapsulation = 1
-	}
 	shift := 32 - bits.Len(uint(s.Buckets-1))
 	e := Entry{
 		Table: "services", Key: serviceKey(s.VIP, s.Protocol, s.Port.Number()),
 		Action: "set_service",
 		Params: []Value{
 			Number(uint64(s.Number)), Number(uint64(s.Tables)), Number(uint64(^uint32(0) << shift)),
-			Number(uint64(s.Candidates)), Number(uint64(s.cookieWidth())), Number(hunts), Number(encapsulation),
+			Number(uint64(s.Candidates)), Number(uint64(s.cookieWidth())), flag(s.ServersDecide()), flag(s.HasHints),
+			flag(s.Encapsulation == desired.SRv6Encap),
 		},
 	}
 	if s.Port == desired.AllPorts {
 		e.Table, e.Key = "services_of_all_ports", e.Key[:2]
 	}
 	return e
+}
+
+// flag returns a value of one bit.
+func flag(is bool) Value {
+	if is {
+		return Number(1)
+	}
+	return Number(0)
 }
 
 // serviceKey returns the key of a service's entry. Without the port, it is that of a service for all
@@ -126,7 +130,7 @@ func (s *Service) Entries() iter.Seq[Entry] {
 	if s.Rows == nil {
 		return func(func(Entry) bool) {}
 	}
-	l := lists{rows: s.Rows, sets: s.Sets, of: s.Servers}
+	l := lists{rows: s.Rows, sets: s.Sets, of: s.Servers, hasHints: s.HasHints}
 	for _, c := range s.Servers {
 		l.takesFlows = l.takesFlows || c.Takes
 	}
@@ -153,7 +157,7 @@ func (s *Service) entriesOf(l *lists, bucket int) iter.Seq[Entry] {
 				return
 			}
 		}
-		if s.Candidates > 1 {
+		if s.Candidates > 1 && !s.HasHints {
 			if e, ok := l.historyEntry(row, bucket, noColumn); ok {
 				yield(e)
 			}

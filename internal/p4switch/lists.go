@@ -29,6 +29,7 @@ type lists struct {
 	sets       int                  // how many generations each row has
 	of         map[uint16]Condition // the service's servers, by slot
 	takesFlows bool                 // at least one server takes new flows
+	hasHints   bool                 // the host has hints
 }
 
 // A wanted function tells whether servers in a condition are to be listed.
@@ -81,7 +82,7 @@ func (l *lists) only(bucket, column int) (slot uint16, ok bool) {
 }
 
 // visited returns the servers that a packet of a column visits; noColumn: one without a cookie. It
-// is list_for_cookie of a program without hints.
+// is list_for_cookie.
 func (l *lists) visited(bucket, column int) []uint16 {
 	first, all := column, []wanted{isFit, isReachable, isAny}
 	if column == noColumn {
@@ -94,7 +95,7 @@ func (l *lists) visited(bucket, column int) []uint16 {
 			fit = list
 		}
 	}
-	if column != noColumn && len(list) > 0 {
+	if column != noColumn && (len(list) == 1 || len(list) > 1 && !l.hasHints) {
 		return list
 	}
 	list = l.appendRow(slices.Clip(fit), l.sets, bucket, isFit)

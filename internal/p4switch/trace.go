@@ -242,6 +242,11 @@ func (t *tracer) findNamed() error {
 
 // choose finds the candidates of a new flow.
 func (t *tracer) choose(row []Value) (err error) {
+	willHaveCookie := t.packet.Echo != nil || t.service.number("candidates") <= 1
+	if !willHaveCookie && t.hasHints() {
+		t.trace.Reason = "pass_no_cookie"
+		return nil
+	}
 	if t.servers, err = t.match("rows", row); err != nil || t.servers == nil {
 		t.trace.Reason = "pass_no_server"
 		return err
@@ -252,7 +257,7 @@ func (t *tracer) choose(row []Value) (err error) {
 		t.trace.Reason = "forward_hunt"
 	}
 	count, function := t.servers.number("count"), srv6.ConnectAvail
-	if !hunts || t.packet.Echo == nil && t.service.number("candidates") > 1 {
+	if !hunts || !willHaveCookie {
 		count = 1
 	}
 	if count == 1 {
@@ -264,7 +269,12 @@ func (t *tracer) choose(row []Value) (err error) {
 
 // findKnown finds the servers that may have the flow of a packet.
 func (t *tracer) findKnown(row []Value) (err error) {
-	key := withColumn(row, t.column())
+	column := t.column()
+	if column == noColumn && t.hasHints() {
+		t.trace.Reason = "pass_no_cookie"
+		return nil
+	}
+	key := withColumn(row, column)
 	if t.servers, err = t.match("columns", key); err != nil {
 		return err
 	}
@@ -285,6 +295,9 @@ func (t *tracer) findKnown(row []Value) (err error) {
 	t.visit(count, srv6.Steer)
 	return nil
 }
+
+// hasHints tells whether the host has hints for flows without cookies.
+func (t *tracer) hasHints() bool { return t.service.number("has_hints") == 1 }
 
 // column returns the column that the packet's cookie names: the control ReadCookie.
 func (t *tracer) column() int {
@@ -363,7 +376,10 @@ func (t *tracer) encapsulate() error {
 		if found == nil {
 			return fmt.Errorf("table %s has no entry for slot %d", locatorTable(place), t.slot(place))
 		}
-		offer := srv6.Offer{Cookie: t.service.number("cookie_width")}
+		offer := srv6.Offer{
+			Cookie:  t.service.number("cookie_width"),
+			Returns: t.hasHints() && t.function == srv6.Steer && len(t.trace.Course) == 1,
+		}
 		if at.Column != nil {
 			offer.Column = *at.Column
 		}

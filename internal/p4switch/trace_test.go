@@ -124,7 +124,7 @@ func TestTraceShowsEntries(t *testing.T) {
 	if diff := cmp.Diff([]Lookup{
 		{"services", []Field{{"vip", "2001:db8:80::1"}, {"protocol", "6"}, {"port", "80"}}, "set_service", []Field{
 			{"number", "7"}, {"tables", "0"}, {"bucket_mask", "0xf0000000"}, {"candidates", "2"}, {"cookie_width", "1"},
-			{"hunts", "1"}, {"encapsulation", "1"}}},
+			{"hunts", "1"}, {"has_hints", "0"}, {"encapsulation", "1"}}},
 		{"columns", []Field{{"service", "7"}, {"tables", "0"}, {"bucket", bucket}, {"column", "0"}}, "go_to",
 			[]Field{{"slot", "1 (s01)"}}},
 		{"next_hops", []Field{{"slot", "1 (s01)"}}, "set_next_hop", []Field{

@@ -39,13 +39,15 @@ control Receive(in headers_t headers, inout packet_t p) {
 /* Finds the service of a packet: by its port, or else the service for all ports of the VIP. */
 control Classify(inout packet_t p, in tcp_t tcp) {
     action set_service(bit<16> number, bit<1> tables, bit<32> bucket_mask, bit<4> candidates,
-                       bit<2> cookie_width, bit<1> hunts, encapsulation_t encapsulation) {
+                       bit<2> cookie_width, bit<1> hunts, bit<1> has_hints,
+                       encapsulation_t encapsulation) {
         p.service.number = number;
         p.service.tables = tables;
         p.service.bucket_mask = bucket_mask;
         p.service.candidates = candidates;
         p.service.cookie_width = cookie_width;
         p.service.hunts = hunts;
+        p.service.has_hints = has_hints;
         p.service.encapsulation = encapsulation;
     }
 

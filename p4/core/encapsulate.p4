@@ -14,6 +14,7 @@ control WriteSegment(inout sid_t sid, in bit<16> slot, in bit<4> column, in pack
         sid.column = column;
         sid.reports = 0;
         sid.cookie_width = p.service.cookie_width;
+        sid.returns = p.returns;
         sid.load = 0;
     }
 

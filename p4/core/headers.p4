@@ -123,7 +123,8 @@ header sid_t {
     bit<4>  column;
     bit<1>  reports; /* the balancer takes load reports */
     bit<2>  cookie_width;
-    bit<41> load;    /* written by the server */
+    bit<1>  returns; /* a server without the flow returns the packet to the balancer */
+    bit<40> load;    /* written by the server */
 }
 
 /* A segment that is not a SID. */
@@ -178,7 +179,8 @@ enum bit<8> reason_t {
     PASS_HOP_LIMIT = 14,   /* the hop limit is exceeded */
     PASS_TOO_BIG = 15,     /* longer than the path to its server permits */
     DROP_PORT = 16,        /* from a port that is not in use */
-    PASS_NO_SERVER_ID = 17 /* a packet of QUIC that names no server */
+    PASS_NO_SERVER_ID = 17, /* a packet of QUIC that names no server */
+    PASS_NO_COOKIE = 18    /* its host may have a hint for it */
 }
 
 /* How a packet travels to its servers. */
@@ -201,6 +203,7 @@ struct service_t {
     bit<4>          candidates;
     bit<2>          cookie_width; /* in bits */
     bit<1>          hunts;        /* candidates decide; otherwise the first one gets the flow */
+    bit<1>          has_hints;    /* the host has hints for flows without cookies */
     encapsulation_t encapsulation;
 }
 
@@ -250,6 +253,7 @@ struct packet_t {
     bit<128>  server_id; /* with the first octet of the connection ID: struct quic_prefix */
     servers_t servers;
     bit<16>   function;      /* what each server is asked */
+    bit<1>    returns;       /* whether a server without the flow returns the packet */
     bit<16>   added;         /* bytes of the encapsulation */
     bit<9>    next_hop_port; /* towards the first server */
     bit<48>   next_hop_mac;

@@ -27,8 +27,9 @@ control ReadCookie(inout packet_t p, in tcp_t tcp) {
     }
 }
 
-/* Finds the candidates of a new flow. A client without timestamps will send no cookie, so only the
- * first candidate may take its flow. */
+/* Finds the candidates of a new flow. A client without timestamps will send no cookie. If the host has
+ * hints, it offers the flow, because its hint will name the server. Otherwise only the first
+ * candidate may take the flow. */
 control Choose(inout packet_t p) {
     action offer(bit<4> count, bit<32> columns, bit<16> slot0, bit<16> slot1, bit<16> slot2,
                  bit<16> slot3, bit<16> slot4, bit<16> slot5, bit<16> slot6, bit<16> slot7) {
@@ -56,15 +57,20 @@ control Choose(inout packet_t p) {
     }
 
     apply {
+        bool will_have_cookie = p.has_timestamps || p.service.candidates <= 1;
+
         p.reason = reason_t.FORWARD_NEW;
         p.function = SID_CONNECT_FORCE;
-        if (!rows.apply().hit) {
+        p.returns = 0;
+        if (!will_have_cookie && p.service.has_hints == 1) {
+            p.reason = reason_t.PASS_NO_COOKIE;
+        } else if (!rows.apply().hit) {
             p.reason = reason_t.PASS_NO_SERVER;
         } else {
             if (p.service.hunts == 1) {
                 p.reason = reason_t.FORWARD_HUNT;
             }
-            if (p.service.hunts == 0 || !p.has_timestamps && p.service.candidates > 1) {
+            if (p.service.hunts == 0 || !will_have_cookie) {
                 p.servers.count = 1;
             }
             if (p.servers.count > 1) {
@@ -74,7 +80,8 @@ control Choose(inout packet_t p) {
     }
 }
 
-/* Finds the servers that may have the flow of a packet. */
+/* Finds the servers that may have the flow of a packet. If the host has hints, it finds the server
+ * of a packet without a cookie. It also handles packets that the only server of a list returns. */
 control Lookup(inout packet_t p) {
     action go_to(bit<16> slot) {
         p.servers.count = 1;
@@ -126,12 +133,16 @@ control Lookup(inout packet_t p) {
     apply {
         p.function = SID_STEER;
         p.servers.columns = 0;
+        p.returns = p.service.has_hints;
         p.reason = reason_t.FORWARD_KNOWN;
-        if (!columns.apply().hit) {
+        if (p.column == NO_COLUMN && p.service.has_hints == 1) {
+            p.reason = reason_t.PASS_NO_COOKIE;
+        } else if (!columns.apply().hit) {
             if (!histories.apply().hit) {
                 p.reason = reason_t.PASS_NO_SERVER;
             } else if (p.servers.count > 1) {
                 p.reason = reason_t.FORWARD_RECOVER;
+                p.returns = 0;
             }
         }
     }
@@ -179,6 +190,7 @@ control LookupServerID(in headers_t headers, inout packet_t p) {
     apply {
         p.reason = reason_t.PASS_NO_SERVER_ID;
         p.function = SID_DELIVER;
+        p.returns = 0;
         p.servers.columns = 0;
         if (headers.quic.has_long_header == 0 && quic_forms.apply().hit) {
             /* Behind the header of UDP and the first octet of QUIC. */
