@@ -3,9 +3,11 @@
 package p4switch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"google.golang.org/grpc/codes"
@@ -18,6 +20,11 @@ import (
 // ErrNotPrimary says that another controller with a higher election ID programs the switch.
 var ErrNotPrimary = errors.New("another controller with a higher election ID programs the switch")
 
+// answerPatience is how long a switch may take to say who is primary.
+const answerPatience = 5 * time.Second
+
+var errSilent = fmt.Errorf("the switch does not say within %v which controller is primary", answerPatience)
+
 // mostUpdates is how many updates one request has. A message of gRPC has at most 4 MB.
 const mostUpdates = 4096
 
@@ -26,6 +33,7 @@ const mostUpdates = 4096
 type Client struct {
 	*Reader
 	stream   p4v1.P4Runtime_StreamChannelClient
+	abandon  context.CancelCauseFunc // ends the stream
 	election *p4v1.Uint128
 	primary  bool
 	ended    chan struct{} // closed when the stream has ended, or another controller is primary
@@ -42,6 +50,7 @@ func Dial(ctx context.Context, to *desired.Switch) (*Client, error) {
 	}
 	c := &Client{Reader: reader, election: &p4v1.Uint128{Low: to.ElectionID}, ended: make(chan struct{})}
 	if err := c.arbitrate(ctx); err != nil {
+		c.abandon(nil)
 		return nil, errors.Join(fmt.Errorf("switch %s: %w", to.Address, err), reader.Close())
 	}
 	go c.receive()
@@ -50,8 +59,10 @@ func Dial(ctx context.Context, to *desired.Switch) (*Client, error) {
 
 // arbitrate opens the stream and announces the election ID. The switch answers who is primary.
 func (c *Client) arbitrate(ctx context.Context) (err error) {
+	ctx, c.abandon = context.WithCancelCause(ctx)
+	defer time.AfterFunc(answerPatience, func() { c.abandon(errSilent) }).Stop()
 	if c.stream, err = c.stub.StreamChannel(ctx); err != nil {
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	answer, err := c.announce()
 	if err == nil && arbitrated(answer) == codes.NotFound {
@@ -61,7 +72,7 @@ func (c *Client) arbitrate(ctx context.Context) (err error) {
 		answer, err = c.announce()
 	}
 	if err != nil {
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	switch code := arbitrated(answer); code {
 	case codes.OK:
@@ -117,7 +128,9 @@ func (c *Client) receive() {
 
 // Close ends the connection. The switch keeps its entries.
 func (c *Client) Close() error {
-	return errors.Join(c.stream.CloseSend(), c.Reader.Close())
+	err := c.stream.CloseSend()
+	c.abandon(nil)
+	return errors.Join(err, c.Reader.Close())
 }
 
 // IsPrimary tells whether this controller was the primary one when it connected.

@@ -42,6 +42,7 @@ type fake struct {
 	tables  map[string]string            // values by table and key
 	counts  map[string]*p4v1.CounterData // by counter and index
 	writes  int                          // updates that it has made
+	silent  bool                         // it does not answer to announced election IDs
 	most    int                          // it refuses updates beyond that number; negative: none
 	changed func()                       // called after each update; may be nil
 }
@@ -106,6 +107,9 @@ func (f *fake) StreamChannel(stream p4v1.P4Runtime_StreamChannelServer) error {
 		if err != nil {
 			f.forget(stream)
 			return err
+		}
+		if f.silent {
+			continue
 		}
 		if err := f.arbitrate(stream, request.GetArbitration().GetElectionId().GetLow()); err != nil {
 			return err

@@ -197,3 +197,14 @@ func TestFollowerTellsChanges(t *testing.T) {
 		t.Errorf("the switch follows after %d of %d updates", early, updates)
 	}
 }
+
+// A switch that never says who is primary counts as lost, so the follower connects again.
+func TestDialGivesUpOnSilentSwitch(t *testing.T) {
+	t.Parallel()
+	f := startFake(t)
+	f.silent = true
+	_, err := Dial(t.Context(), &desired.Switch{Address: f.address, ElectionID: 1})
+	if !errors.Is(err, errSilent) {
+		t.Errorf("the error is %v", err)
+	}
+}
