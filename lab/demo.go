@@ -4,6 +4,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -335,11 +336,11 @@ func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 	return received, err
 }
 
-// placedFlows returns the number of flows that a balancer has placed. It reads them from the maps
-// of the balancer's data path.
+// placedFlows returns the number of flows that a balancer of Segue has placed. It reads them from
+// the maps of the balancer's data path.
 func (l *Lab) placedFlows(name string) (map[desired.Protocol]uint64, error) {
 	placed := make(map[desired.Protocol]uint64)
-	if l.Topology.Bare {
+	if !l.Topology.RunsSegue() {
 		return placed, nil
 	}
 	view, err := inspect.OpenView(l.Node(name).Instance())
@@ -393,7 +394,7 @@ type DemoServer struct {
 }
 
 // DemoBalancer counts what a balancer has received. Connections and Flows count what the balancer
-// has placed on servers. They are 0 in a bare lab.
+// has placed on servers. They are 0 unless the lab runs Segue.
 type DemoBalancer struct {
 	Name        string `json:"name"`
 	Connections uint64 `json:"tcp_connections"`
@@ -508,7 +509,7 @@ func (r *DemoResult) writeServices(w io.Writer) {
 	fmt.Fprintln(table, "service\taddress\tencapsulation\trequests\tfailed\tMB\tservers\t")
 	for _, s := range r.Services {
 		fmt.Fprintf(table, "%s\t%s %s\t%s\t%d\t%d\t%.1f\t%d of %d\t\n",
-			s.Name, s.Protocol, s.Address, s.Encapsulation,
+			s.Name, s.Protocol, s.Address, cmp.Or(s.Encapsulation, "-"),
 			s.Requests, s.Failed, megabytes(s.Bytes), len(s.Servers), len(r.Servers))
 	}
 	table.Flush()

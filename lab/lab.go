@@ -283,10 +283,10 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 }
 
 // Process returns the node's process with the given name, or nil. A balancer has the process lb,
-// and with BFD also bfd. A switch has bmv2. The edge router has the process of its routing software,
-// if any: frr or bird. A server has agent, echo if there are UDP services, and a process with the
-// name of its application, such as nginx. With the application mediawiki it also has mariadb and
-// memcached.
+// and with BFD also bfd; or it has its proxy, haproxy or nginx. A switch has bmv2. The edge router
+// has the process of its routing software, if any: frr or bird. A server has agent, unless the lab
+// has proxies, echo if there are UDP services, and a process with the name of its application, such
+// as nginx. With the application mediawiki it also has mariadb and memcached.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool {
 		return p.node.Name == node && p.Name == name

@@ -133,10 +133,12 @@ func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
 	})
 }
 
-// plugIn adds the fabric's end of a node's cable to the fabric's bridge. If the node runs XDP,
-// plugIn first prepares the fabric's end for that.
+// plugIn adds the fabric's end of a node's cable to the fabric's bridge. If the node may run XDP,
+// plugIn first prepares the fabric's end for that. Otherwise, as with proxies, veths keep their
+// offloads.
 func (fabric *Node) plugIn(node *Node, br netlink.Link) error {
-	if node.Role == RoleBalancer || node.Role == RoleServer {
+	mayRunXDP := !node.lab.Topology.hasProxies()
+	if mayRunXDP && (node.Role == RoleBalancer || node.Role == RoleServer) {
 		if err := fabric.Do(func() error { return prepareForXDP(node.Name, node.Role) }); err != nil {
 			return err
 		}

@@ -40,6 +40,11 @@ func (n *Node) addAddresses(h *netlink.Handle) error {
 		// Health checks and users reach a node at the first address of its locator.
 		loopback = append(loopback, netip.PrefixFrom(host(n.Locator, 1), 128))
 	}
+	if n.Role == RoleBalancer && n.lab.Topology.hasProxies() {
+		for _, vip := range n.lab.Topology.vips() {
+			loopback = append(loopback, netip.PrefixFrom(vip, vip.BitLen()))
+		}
+	}
 	if err := addInterface(h, "lo", loopback...); err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func (n *Node) processes(o Options) []*Process {
 			}
 			add("echo", Process{args: args, daemon: true})
 		}
-		if !n.lab.Topology.Bare {
+		if n.lab.Topology.RunsSegue() {
 			args := []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}
 			add("agent", Process{args: args, daemon: true})
 		}
@@ -53,7 +53,9 @@ func (n *Node) processes(o Options) []*Process {
 	case n.Role == RoleEdge && n.lab.Topology.Edge.Router != "":
 		router := n.router()
 		add(router.Name, router)
-	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
+	case n.Role == RoleBalancer && n.lab.Topology.hasProxies():
+		add(string(n.lab.Topology.Proxy.Program), n.proxy())
+	case n.Role == RoleBalancer && n.lab.Topology.RunsSegue():
 		args := []string{o.Segue, "lb", "-c", n.configPath("balancer.yaml")}
 		add("lb", Process{args: args, daemon: true})
 		if n.lab.Topology.Edge.BFD {
@@ -278,12 +280,14 @@ func (l *Lab) writeFiles() error {
 	}
 	for _, n := range l.Nodes {
 		var err error
-		switch n.Role {
-		case RoleEdge:
+		switch {
+		case n.Role == RoleEdge:
 			err = n.writeRouter()
-		case RoleBalancer:
+		case n.Role == RoleBalancer && l.Topology.hasProxies():
+			err = n.writeProxy()
+		case n.Role == RoleBalancer:
 			err = errors.Join(n.WriteBalancerConfig(n.BalancerConfig()), n.writeBFD())
-		case RoleServer:
+		case n.Role == RoleServer:
 			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeApplicationConfig())
 		}
 		if err != nil {

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -140,7 +141,7 @@ func (s Status) writeServices(w io.Writer) error {
 	fmt.Fprintln(table, "service\taddress\tprotocol\tencapsulation\t")
 	for _, service := range s.Services {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n",
-			service.Name, service.Address, service.Protocol, service.Encapsulation)
+			service.Name, service.Address, service.Protocol, cmp.Or(service.Encapsulation, "-"))
 	}
 	if err := table.Flush(); err != nil {
 		return err

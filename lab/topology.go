@@ -36,7 +36,9 @@ type Topology struct {
 	TwoArmed bool `yaml:"two-armed"`
 	// Bare leaves out the daemons of balancers and agents. The lab then has the network and the
 	// servers' applications, but nothing forwards packets from VIPs to servers.
-	Bare   bool       `yaml:"bare"`
+	Bare bool `yaml:"bare"`
+	// Proxy lets the balancers run an HTTP proxy instead of Segue. Then no agents run.
+	Proxy  Proxy      `yaml:"proxy,omitempty"`
 	Edge   Edge       `yaml:"edge,omitempty"`
 	Impair Impairment `yaml:"impair"`
 	// Applications are the applications of the servers in turn: s1 runs the first, s2 the second.
@@ -195,8 +197,8 @@ func (t Topology) Validate() error {
 	return nil
 }
 
-// problems lists all problems of the topology. If it finds none, and the lab is not bare, it
-// returns the errors that the daemons would report about their configurations (daemonErrors).
+// problems lists all problems of the topology. If it finds none, and the lab runs Segue, it returns
+// the errors that the daemons would report about their configurations (daemonErrors).
 func (t Topology) problems() fieldpath.Errors {
 	var errs fieldpath.Errors
 	fail := func(path string, value any, format string, args ...any) {
@@ -214,6 +216,7 @@ func (t Topology) problems() fieldpath.Errors {
 	}
 	inRange("balancers", t.Balancers, 1, maxBalancers)
 	t.switchProblems(fail)
+	t.proxyProblems(fail)
 	switch router := t.Edge.Router; {
 	case router == "":
 		if t.Edge.BFD {
@@ -252,7 +255,7 @@ func (t Topology) problems() fieldpath.Errors {
 	}
 	t.MediaWiki.problems(fail)
 	t.serviceProblems(fail)
-	if len(errs) == 0 && !t.Bare {
+	if len(errs) == 0 && t.RunsSegue() {
 		errs = t.daemonErrors()
 	}
 	return errs
@@ -262,9 +265,15 @@ func (t Topology) problems() fieldpath.Errors {
 func (t Topology) serviceProblems(fail func(path string, value any, format string, args ...any)) {
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
-		s.validate(func(field string, value any, format string, args ...any) {
+		failIn := func(field string, value any, format string, args ...any) {
 			fail(path+"."+field, value, format, args...)
-		})
+		}
+		s.validate(failIn)
+		if t.hasProxies() {
+			s.proxyProblems(failIn)
+		} else {
+			s.segueProblems(failIn)
+		}
 		for j, e := range s.Exceptions {
 			if !t.hasServer(e.Server) {
 				fail(fmt.Sprintf("%s.exceptions[%d].server", path, j), e.Server,
@@ -344,7 +353,8 @@ func (t Topology) hasException(server string) bool {
 	})
 }
 
-// validate calls fail for every problem of the service that does not depend on other services.
+// validate calls fail for every problem of the service's name and address that does not depend on
+// other services.
 func (s Service) validate(fail func(field string, value any, format string, args ...any)) {
 	if s.Name == "" {
 		fail("name", "", "required")
@@ -360,6 +370,10 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	if s.Port == 0 || s.Port == desired.AllPorts {
 		fail("port", "", "must be a port from 1 to 65535, because the applications listen on it")
 	}
+}
+
+// segueProblems calls fail for every further problem of a service that Segue balances.
+func (s Service) segueProblems(fail func(field string, value any, format string, args ...any)) {
 	if s.Protocol != desired.TCP && s.Protocol != desired.UDP {
 		fail("protocol", s.Protocol, "must be tcp or udp")
 	}

@@ -93,8 +93,12 @@ func TestParseTopologyRefuses(t *testing.T) {
 	emulated := func(exceptions string) string {
 		return "applications: [emulated, nginx]\nemulated: {exceptions: [{" + exceptions + "}]}"
 	}
+	const haproxy = "program: haproxy, algorithm: leastconn"
+	proxied := func(proxy string) string {
+		return "services: [{name: a, vip: 192.0.2.1, port: 80, protocol: tcp}]\nproxy: {" + proxy + "}\n"
+	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, switches, servers, mtu, two-armed, bare, edge, impair, applications, emulated, apache, mediawiki, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, switches, servers, mtu, two-armed, bare, proxy, edge, impair, applications, emulated, apache, mediawiki, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -102,6 +106,24 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"switches: -1", `line 1: switches "-1": must be 0 to 2`},
 		{"switches: 1\nbare: true", `line 1: switches "1": cannot be used with bare`},
 		{"switches: 1\ntwo-armed: true", `line 1: switches "1": cannot be used with two-armed`},
+		{proxied("program: varnish"), `line 2: proxy.program "varnish": must be haproxy or nginx`},
+		{proxied("algorithm: leastconn"), `line 2: proxy.program: must be haproxy or nginx`},
+		{proxied("program: haproxy, algorithm: least_conn"),
+			`line 2: proxy.algorithm "least_conn": must be one of [leastconn random(2)]`},
+		{proxied("program: nginx, algorithm: leastconn"),
+			`line 2: proxy.algorithm "leastconn": must be one of [least_conn]`},
+		{proxied("program: haproxy, algorithm: leastconn, maxconn: -1"),
+			`line 2: proxy.maxconn "-1": must be a whole number from 0 to 65536`},
+		{proxied("program: nginx, algorithm: least_conn, maxconn: 2"),
+			`line 2: proxy.maxconn "2": is not for nginx`},
+		{proxied(haproxy) + "bare: true", `proxy.program "haproxy": cannot be used with bare`},
+		{proxied(haproxy) + "switches: 1", `proxy.program "haproxy": cannot be used with switches`},
+		{proxied(haproxy) + "edge: {router: frr}",
+			`proxy.program "haproxy": cannot be used with edge.router`},
+		{strings.Replace(proxied(haproxy), "tcp}", "udp}", 1), `services[0].protocol "udp": must be tcp`},
+		{strings.Replace(proxied(haproxy), "tcp}", "tcp, placement: hunt}", 1),
+			`line 1: services[0].placement "hunt": is a setting of Segue, which proxies do not have`},
+		{strings.Replace(proxied(haproxy), "192.0.2.1", "10.77.0.1", 1), `services[0].vip "10.77.0.1": is in`},
 		{"servers: 129", `line 1: servers "129": must be 1 to 128`},
 		{"servers: many", `line 1: servers "many": must be a whole number`},
 		{"edge: {bfd: true}", `line 1: edge.bfd "true": needs edge.router`},
@@ -797,5 +819,43 @@ func TestTopologiesAreRecognized(t *testing.T) {
 	slices.Sort(own)
 	if diff := cmp.Diff(config.TopologyFields, own); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestProxyConfig: each proxy listens on all ports, and has an equal share of a server's workers.
+func TestProxyConfig(t *testing.T) {
+	t.Parallel()
+	for proxy, want := range map[string][]string{
+		"program: haproxy, algorithm: random(2)": {
+			"bind :::80 v4v6\n    balance random(2)\n    server s1 [fd00:fab::2:1]:80 maxconn 10\n" +
+				"    server s2 [fd00:fab::2:2]:80\n    server s3 [fd00:fab::2:3]:80 maxconn 2\n",
+			"bind :::8080 v4v6\n", "server s3 [fd00:fab::2:3]:8080 maxconn 2",
+		},
+		"program: haproxy, algorithm: leastconn, maxconn: 1": {
+			"server s1 [fd00:fab::2:1]:80 maxconn 1\n    server s2 [fd00:fab::2:2]:80 maxconn 1\n",
+		},
+		"program: nginx, algorithm: least_conn": {
+			"least_conn;\n        server [fd00:fab::2:1]:80;\n        server [fd00:fab::2:2]:80;\n",
+			"listen [::]:8080 ipv6only=on", "proxy_pass http://port8080;",
+		},
+	} {
+		topology, err := ParseTopology([]byte("balancers: 3\nservers: 3\napplications: [emulated, nginx, apache]\n" +
+			"apache: {workers: 8}\nproxy: {" + proxy + "}\nservices:\n" +
+			"  - {name: a, vip: 2001:db8::1, port: 80, protocol: tcp}\n" +
+			"  - {name: b, vip: 192.0.2.1, port: 8080, protocol: tcp}\n"))
+		testhost.Must(t, err)
+		l, err := newLab(topology, Options{})
+		testhost.Must(t, err)
+		text, err := render(topology.Proxy.config(), l.Node("lb2").proxyFiles())
+		testhost.Must(t, err)
+		for _, part := range want {
+			if !strings.Contains(string(text), part) {
+				t.Errorf("%s: no %q in\n%s", proxy, part, text)
+			}
+		}
+		if l.Process("lb1", string(topology.Proxy.Program)) == nil || l.Process("lb1", "lb") != nil ||
+			l.Process("s1", "agent") != nil {
+			t.Errorf("%s: the processes are %v", proxy, l.Processes)
+		}
 	}
 }

@@ -38,6 +38,7 @@ test  bird2            bird
 test  debootstrap      debootstrap
 test  frr              /usr/lib/frr/bgpd
 test  etcd-server      etcd
+test  haproxy          haproxy
 test  iperf3           iperf3
 test  python3          python3
 test  python3-pip      pip3
@@ -60,6 +61,7 @@ nginx      nginx
 memcached  memcached
 bird       bird
 etcd       etcd
+haproxy    haproxy
 frr        /usr/lib/frr/bgpd
 "
 
