@@ -298,6 +298,11 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 		return err
 	}
 	fmt.Fprintln(out)
+	if r.HasCPU() {
+		if err := printCPU(out, r); err != nil {
+			return err
+		}
+	}
 	printOrder(out, r)
 	for _, c := range r.Claims {
 		printClaim(out, c)
@@ -330,6 +335,33 @@ func printResponses(w io.Writer, r *testbed.Results) {
 			row.P99, optional(row.HalfP99), row.Failed,
 			optional(row.SimulatedMean), optional(row.BoundMean), optional(row.ModelMean))
 	}
+}
+
+// printCPU prints the CPU time of a request in each case at each point.
+func printCPU(out io.Writer, r *testbed.Results) error {
+	fmt.Fprintln(out, "CPU time of a request, µs by the clock:")
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "case\t%s\t", r.Axis.Key)
+	for _, part := range testbed.CPUParts {
+		fmt.Fprintf(w, "%s\t±\t", part.Name)
+	}
+	fmt.Fprintln(w)
+	for _, name := range r.Cases {
+		for _, point := range r.Points {
+			fmt.Fprintf(w, "%s\t%v\t", name, point)
+			for _, part := range testbed.CPUParts {
+				e := part.Estimate(r, name, point)
+				half := "-"
+				if !math.IsNaN(e.Half) {
+					half = fmt.Sprintf("%.1f", e.Half)
+				}
+				fmt.Fprintf(w, "%.1f\t%s\t", e.Value, half)
+			}
+			fmt.Fprintln(w)
+		}
+	}
+	fmt.Fprintln(w)
+	return w.Flush()
 }
 
 // printOrder prints the order of the cases at each point, from the shortest mean to the longest. It

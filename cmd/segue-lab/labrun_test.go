@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -31,6 +32,26 @@ func TestPrintOrder(t *testing.T) {
 	testhost.Must(t, printResults(&output, r, "x"))
 	if strings.Contains(output.String(), "order") {
 		t.Errorf("open connections have an order:\n%s", &output)
+	}
+}
+
+// TestPrintCPU checks that the results have a table of CPU times if these were measured.
+func TestPrintCPU(t *testing.T) {
+	r := &testbed.Results{
+		Kind: testbed.KindLoad, Axis: testbed.Axis{Key: "load"}, Points: []float64{0.5}, Cases: []string{"a"},
+		Runs: []testbed.Run{{Case: "a", Point: 0.5, Requests: 100, CPU: &testbed.CPU{Balancers: 0.01, All: 0.5}}},
+	}
+	var output bytes.Buffer
+	testhost.Must(t, printResults(&output, r, "x"))
+	row := regexp.MustCompile(`(?m)^ +a +0\.5 +100\.0 +- +0\.0 .* 5000\.0 +- *$`)
+	if !row.MatchString(output.String()) || !strings.Contains(output.String(), "CPU time of a request") {
+		t.Errorf("no CPU times in\n%s", &output)
+	}
+	r.Runs[0].CPU = nil
+	output.Reset()
+	testhost.Must(t, printResults(&output, r, "x"))
+	if strings.Contains(output.String(), "CPU time") {
+		t.Errorf("CPU times were not measured:\n%s", &output)
 	}
 }
 

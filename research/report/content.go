@@ -46,6 +46,8 @@ type content struct {
 	Servers       []serverTable
 	Use           []useRow
 	Types         []typeRow
+	CPUParts      []string
+	CPU           []cpuRow
 	Machine       []machineRow
 	Facts         []fact
 	figures       []figure
@@ -120,6 +122,7 @@ func (f *folder) content() (*content, error) {
 		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
 		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
 		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
+		CPUParts: f.cpuParts(), CPU: f.cpuRows(),
 		Machine: f.machineRows(), Facts: f.facts(), Described: f.described(),
 	}
 	always := min(len(c.Disturbances), 3) // the number that the page always shows

@@ -263,6 +263,24 @@ func small(t *testing.T, directory string, means ...float64) *testbed.Results {
 	return results
 }
 
+// TestCPUTimes checks the table of CPU times, which only some experiments have.
+func TestCPUTimes(t *testing.T) {
+	directory := t.TempDir()
+	results := small(t, directory, 0.1, 0.11)
+	if _, page := mustWrite(t, directory, Settings{}); strings.Contains(page, "CPU time of a request") {
+		t.Error("the page has CPU times, which were not measured")
+	}
+	for i := range results.Runs {
+		results.Runs[i].CPU = &testbed.CPU{Balancers: 0.3, BalancerPrograms: 0.01 * float64(i+1), All: 1}
+	}
+	writeResults(t, directory, results)
+	_, page := mustWrite(t, directory, Settings{})
+	want := [][]string{{"sr4", "ρ = 0.5", "300 ± 0", "15.0 ± 63.5", "0 ± 0", "0 ± 0", "1000 ± 0"}}
+	if diff := cmp.Diff(want, cells(t, page, "cpu")); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestTable checks the numbers of the table of all results. For three seeds, Student's factor is
 // 4.303.
 func TestTable(t *testing.T) {

@@ -76,7 +76,7 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 }
 
 func (p planned) service() lab.Service {
-	services := p.topology(notBuilt).Services
+	services := p.topology(notBuilt, p.Case).Services
 	i := slices.IndexFunc(services, func(s lab.Service) bool { return s.Name == p.Case.Name })
 	return services[i]
 }

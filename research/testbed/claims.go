@@ -42,6 +42,20 @@ var runQuantities = map[string]func(*Run) float64{
 	// capacity.
 	"slowdown":      (*Run).slowdown,
 	"overprovision": func(r *Run) float64 { return r.Overprovision },
+	// The CPU time of a request: of the balancers, and of the whole lab.
+	"balancer-cpu": cpuQuantity(func(c *CPU) float64 { return c.Balancers + c.BalancerPrograms }),
+	"lab-cpu":      cpuQuantity(func(c *CPU) float64 { return c.All }),
+}
+
+// cpuQuantity returns a quantity that is a CPU time of a request. It is NaN if a run did not measure
+// CPU times.
+func cpuQuantity(of func(*CPU) float64) func(*Run) float64 {
+	return func(r *Run) float64 {
+		if r.CPU == nil {
+			return math.NaN()
+		}
+		return of(r.CPU) / float64(r.Requests)
+	}
 }
 
 // toSimulated is the word in place of the number of a statement that stands for the left side of
@@ -84,6 +98,9 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 		names := slices.Sorted(maps.Keys(responseQuantities))
 		names = append(names, slices.Sorted(maps.Keys(runQuantities))...)
 		fail("quantity", "must be one of "+strings.Join(names, ", "))
+	}
+	if strings.HasSuffix(c.Quantity, "-cpu") && !e.CPUTime {
+		fail("quantity", "needs cpu-time")
 	}
 	known := func(name string) bool {
 		return slices.ContainsFunc(e.Cases, func(c Case) bool { return c.Name == name })

@@ -23,14 +23,15 @@ type counts struct {
 	lost      int64 // frames that switches have lost
 }
 
-// count reads what balancers and agents have counted until now. No balancers run in a bare lab.
+// count reads what balancers and agents of Segue have counted until now. A bare lab has none, and
+// neither has one with proxies.
 func (b *rig) count(p planned) (*counts, error) {
 	c := &counts{
 		reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{},
 		estimates: map[string]float64{},
 	}
 	for _, n := range b.lab.Nodes {
-		if n.Role != lab.RoleBalancer || b.lab.Topology.Bare {
+		if n.Role != lab.RoleBalancer || !b.lab.Topology.RunsSegue() {
 			continue
 		}
 		if err := c.addBalancer(n.Instance(), p); err != nil {

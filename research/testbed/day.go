@@ -52,7 +52,7 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	defer os.RemoveAll(folder)
 	p := planned{settings: s, Case: Case{Direct: true}}
 	err := writeTrace(filepath.Join(folder, arrivalsFile), func(out io.Writer) error {
-		return s.topology(notBuilt).Wiki().WritePages(out, s.warmUpPace())
+		return s.topology(notBuilt, Case{}).Wiki().WritePages(out, s.warmUpPace())
 	})
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 
 func (p planned) writeDay(path string) error {
 	return writeTrace(path, func(out io.Writer) error {
-		return p.topology(notBuilt).Wiki().WriteQueries(out, wiki.Queries{
+		return p.topology(notBuilt, p.Case).Wiki().WriteQueries(out, wiki.Queries{
 			Arrivals: sim.Poisson{
 				Rate:  p.perSecond,
 				Curve: httpload.Day{Length: p.Day, Curve: httpload.Sine(p.Amplitude)},

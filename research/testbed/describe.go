@@ -15,6 +15,9 @@ func (c Case) Describe() string {
 	if c.Direct {
 		return "clients send requests to random servers, without a balancer"
 	}
+	if c.hasProxy() {
+		return c.proxyInWords()
+	}
 	parts := []string{c.placement()}
 	if c.Placement == desired.PlacementHunt {
 		parts = append(parts, c.acceptance())
@@ -38,6 +41,16 @@ func (c Case) Describe() string {
 		parts = append(parts, fmt.Sprintf("packets %s", c.Packets))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// proxyInWords describes a proxy in place of the balancers.
+func (c Case) proxyInWords() string {
+	text := fmt.Sprintf("%s as a proxy, by %s of its own connections", c.Proxy.Program, c.Proxy.Algorithm)
+	if c.Proxy.Maxconn > 0 {
+		text += fmt.Sprintf("; at most %d to a server at a time, and other requests wait in the proxy",
+			c.Proxy.Maxconn)
+	}
+	return text
 }
 
 // inPapers are the names that the papers have for placements.

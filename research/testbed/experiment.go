@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -50,6 +51,8 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
+	// CPUTime tells that runs also measure the CPU time of the lab.
+	CPUTime bool `yaml:"cpu-time"`
 	// RoundTrip is the distribution of the times after which replies reach the clients. Without it,
 	// clients are near.
 	RoundTrip string `yaml:"round-trip"`
@@ -194,6 +197,8 @@ type Case struct {
 	Name string `yaml:"name"`
 	// Direct sends requests to the servers' own addresses, each equally likely, without a balancer.
 	Direct bool `yaml:"direct,omitempty"`
+	// Proxy lets the balancers run a proxy instead of Segue. Such a case has a lab of its own.
+	Proxy lab.Proxy `yaml:"proxy,omitempty"`
 	// The other fields are those of a service of the lab. The default load source is the shared
 	// memory of the emulated servers.
 	Encapsulation desired.Encapsulation `yaml:"encapsulation,omitempty"`
@@ -320,6 +325,7 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
 	require(e.Static >= 0 && e.Static <= 1, "static", "must be from 0 to 1")
 	require(e.Kind == KindDay || e.Static == 0, "static", "is only for the kind day")
+	require(!e.CPUTime || e.sendsRequests(), "cpu-time", "is only for the kinds load and day")
 	require(e.Kind != KindChange || e.Balancers > 1, "balancers",
 		"must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
@@ -450,6 +456,9 @@ func (a AxisKind) ofOneKind() bool {
 	return false
 }
 
+// sendsRequests tells whether the runs measure the response times of requests.
+func (e *Experiment) sendsRequests() bool { return e.Kind == KindLoad || e.Kind == KindDay }
+
 // inRealTime tells whether the experiment cannot run faster than real time.
 func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 
@@ -485,6 +494,7 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Direct && (kind == KindChange || kind == KindHold || kind == KindForward) {
 		fail("direct", fmt.Sprintf("is not for the kind %s, which needs a balancer", kind))
 	}
+	c.proxyProblems(kind, fail)
 	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {
 		fail("feedback", "only the placement round-robin uses weights that change all the time")
 	}
@@ -512,19 +522,31 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	}
 }
 
+// proxyProblems calls fail if the case has a proxy, and the kind or another field does not permit it.
+func (c Case) proxyProblems(kind Kind, fail func(name, problem string)) {
+	switch {
+	case !c.hasProxy():
+	case kind != KindLoad && kind != KindDay:
+		fail("proxy", fmt.Sprintf("is not for the kind %s", kind))
+	case !reflect.DeepEqual(c, Case{Name: c.Name, Proxy: c.Proxy}):
+		fail("proxy", "cannot be used with the fields of Segue's services, or with direct")
+	}
+}
+
+// hasProxy tells whether the balancers run a proxy.
+func (c Case) hasProxy() bool { return c.Proxy != lab.Proxy{} }
+
 // topologyProblem returns the lab's first error about the topology of a point, first at the short
 // size and then at the full one. It returns nil if the lab accepts all topologies.
 func (e *Experiment) topologyProblem() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {
-			topology := s.at(point).topology(notBuilt)
-			for _, c := range e.Cases {
-				topology.Switches = max(topology.Switches, c.Switches)
-			}
-			if err := topology.Validate(); err != nil {
-				errs.Addf("", "at the point %v: %v", point, err)
-				return errs
+			for _, lab := range s.at(point).labs() {
+				if err := lab.Validate(); err != nil {
+					errs.Addf("", "at the point %v: %v", point, err)
+					return errs
+				}
 			}
 		}
 	}

@@ -106,6 +106,15 @@ func TestBadExperiments(t *testing.T) {
 		good + "claims: [{text: x, quantity: failed, of: sc, ours: simulated, rule: stated}]\n": "" +
 			"claims[0].ours",
 
+		one + "[{name: p, proxy: {program: haproxy}}]\n": "" +
+			`proxy.algorithm: must be one of [leastconn random(2)]`,
+		one + "[{name: p, proxy: {program: nginx, algorithm: least_conn}, candidates: 2}]\n": "cases[0].proxy",
+		"title: t\nkind: hold\naxis: connections\npoints: [9]\ncases: [{name: p, proxy: {program: nginx, algorithm: least_conn}}]\n": "" +
+			"cases[0].proxy: is not for the kind hold",
+		hold + "points: [6]\ncpu-time: true\n": "cpu-time",
+		good + "claims: [{text: x, quantity: lab-cpu, of: sc, ours: at most 2, rule: stated}]\n": "" +
+			`claims[0].quantity "lab-cpu": needs cpu-time`,
+
 		one + "[{name: sc, switches: 2}]\n":              `switches "2": must be 0 to 1, the number of balancers`,
 		one + "[{name: d, direct: true, switches: 1}]\n": "cases[0].switches",
 
@@ -233,6 +242,9 @@ func TestDescribe(t *testing.T) {
 			"threshold, which it adapts (SRdyn)": "{name: a, placement: hunt, candidates: 2, accept: {policy: dynamic}}",
 		"a connection is offered to 3 random servers in turn; the one with the lowest load accepts it": "{name: a, placement: hunt, " +
 			"candidates: 3, selection: random}",
+		"haproxy as a proxy, by random(2) of its own connections": "{name: a, proxy: {program: haproxy, algorithm: random(2)}}",
+		"haproxy as a proxy, by leastconn of its own connections; at most 2 to a server at a time, and other " +
+			"requests wait in the proxy": "{name: a, proxy: {program: haproxy, algorithm: leastconn, maxconn: 2}}",
 		"the next server in turn; weights that follow the servers' loads every 200ms": "{name: a, placement: round-robin, feedback: 200ms}",
 	} {
 		e, err := Parse("a", []byte("title: A\npoints: [0.5]\ncases:\n  - "+text+"\n"))

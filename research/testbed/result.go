@@ -159,6 +159,8 @@ type Run struct {
 	// segue status.
 	Counters map[string]uint64 `json:"counters"`
 
+	// CPU is the CPU time of the run. It is nil unless the experiment measures it.
+	CPU     *CPU    `json:"cpu,omitempty"`
 	Machine Machine `json:"machine"`
 	// Warnings tell what may have disturbed the run.
 	Warnings []string `json:"warnings,omitempty"`
@@ -211,6 +213,19 @@ type Share struct {
 	// at the end. They are nil for policies without one.
 	FirstThreshold *uint32 `json:"first_threshold,omitempty"`
 	LastThreshold  *uint32 `json:"last_threshold,omitempty"`
+}
+
+// CPU is the CPU time of a run, in seconds by the clock.
+type CPU struct {
+	// Balancers and Agents are the times of their processes, and BalancerPrograms and AgentPrograms
+	// those of their BPF programs. The latter mostly run in the time of other processes.
+	Balancers        float64 `json:"balancers"`
+	BalancerPrograms float64 `json:"balancer_programs"`
+	Agents           float64 `json:"agents"`
+	AgentPrograms    float64 `json:"agent_programs"`
+	// All is the time of all processes of the lab, and of the load generator. It includes the
+	// packets that the kernel handles in the time of these processes.
+	All float64 `json:"all"`
 }
 
 // Machine tells whether the machine kept up with a run.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
+	"github.com/segue-lb/segue/research/sim/placement"
 )
 
 const twoCases = `
@@ -238,7 +240,8 @@ cases: [{name: sc, direct: true}]
 	if diff := cmp.Diff(want, p.slowdowns()); diff != "" {
 		t.Errorf("events of the simulator, -want +got:\n%s", diff)
 	}
-	s1, s2 := p.topology("x").Emulated.Of("s1"), p.topology("x").Emulated.Of("s2")
+	emulated := p.topology("x", p.Case).Emulated
+	s1, s2 := emulated.Of("s1"), emulated.Of("s2")
 	if s1.Colocated+s2.Colocated != "" || *s2.Speed != 16 {
 		t.Errorf("the lab's servers: %+v, %+v", s1, s2)
 	}
@@ -257,6 +260,69 @@ cases: [{name: sc, direct: true}]
 	p = e.with(Options{}).plan()[0]
 	if r, err = p.bound(context.Background(), path); err != nil || math.Abs(r.Mean-0.125) > 1e-6 {
 		t.Errorf("the faster server slows down: %+v, error %v; want 0.05 and 0.2 s", r, err)
+	}
+}
+
+// TestProxiesHaveTheirOwnLabs: a case with a proxy has a lab without Segue, and its service keeps its
+// VIP. The simulator replays it, unless requests wait in the proxy.
+func TestProxiesHaveTheirOwnLabs(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+cases:
+  - {name: sc, placement: hash}
+  - {name: random2, proxy: {program: haproxy, algorithm: random(2)}}
+  - {name: queue, proxy: {program: haproxy, algorithm: leastconn, maxconn: 2}}
+  - {name: direct, direct: true}
+  - {name: rr, placement: round-robin}
+`)
+	plan := e.with(Options{}).plan()
+	for i, want := range [][]string{{"sc", "rr"}, {"random2"}, {"queue"}, {"sc", "rr"}, {"sc", "rr"}} {
+		p := plan[i]
+		topology := p.topology("x", p.Case)
+		var names []string
+		for _, s := range topology.Services {
+			names = append(names, s.Name)
+		}
+		if !slices.Equal(names, want) || topology.RunsSegue() == p.Case.hasProxy() {
+			t.Errorf("%s: the services are %v, want %v; %+v", p.Case.Name, names, want, topology.Proxy)
+		}
+	}
+	if n := len(plan[0].labs()); n != 3 {
+		t.Errorf("%d labs, want 3", n)
+	}
+	if services := plan[1].topology("x", plan[1].Case).Services; services[0].VIP != vip(1) {
+		t.Errorf("the VIP of random2 is %v", services[0].VIP)
+	}
+	want := placement.Own{Choices: 2, Count: placement.CountPlaced}
+	if spec, ok := plan[1].spec().(*placement.LeastQueue); !ok || spec.Own != want {
+		t.Errorf("the simulator's placement for random2 is %+v, want %+v", spec, want)
+	}
+	if spec := plan[2].spec(); spec != nil {
+		t.Errorf("the simulator has %+v for a proxy with a queue", spec)
+	}
+}
+
+// TestCPUPerRequest: quantities and columns are times of a request.
+func TestCPUPerRequest(t *testing.T) {
+	r := &Results{Runs: []Run{
+		{Case: "a", Point: 1, Requests: 100, CPU: &CPU{Balancers: 0.01, BalancerPrograms: 0.02, All: 0.5}},
+		{Case: "a", Point: 1, Requests: 100, CPU: &CPU{Balancers: 0.03, BalancerPrograms: 0.02, All: 0.5}},
+		{Case: "b", Point: 1, Requests: 100},
+	}}
+	if !r.HasCPU() || r.Runs[2].CPU != nil {
+		t.Error("the results have no CPU times")
+	}
+	for i, want := range []float64{200, 200, 0, 0, 5000} {
+		if got := CPUParts[i].Estimate(r, "a", 1).Value; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %v µs, want %v", CPUParts[i].Name, got, want)
+		}
+	}
+	if got := runQuantities["balancer-cpu"](&r.Runs[0]); math.Abs(got-300e-6) > 1e-12 {
+		t.Errorf("balancers take %v s for a request, want 300 µs", got)
+	}
+	if got := runQuantities["lab-cpu"](&r.Runs[2]); !math.IsNaN(got) {
+		t.Errorf("a run that did not measure has %v s", got)
 	}
 }
 

@@ -55,6 +55,11 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 	if err != nil {
 		return nil, err
 	}
+	meter, err := b.startMeter(p)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, meter.close()) }()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	sampler, feedback := b.startSampler(p), b.startFeedback(ctx, end, p)
@@ -66,11 +71,14 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 	if report.Interrupted { // by the user, or because the feedback failed
 		return nil, context.Cause(ctx)
 	}
+	run = p.newRun(report)
+	if run.CPU, err = meter.read(); err != nil {
+		return nil, err
+	}
 	after, err := b.count(p)
 	if err != nil {
 		return nil, err
 	}
-	run = p.newRun(report)
 	large := p.newTally()
 	if err := large.read(filepath.Join(folder, requestsFile)); err != nil {
 		return nil, err

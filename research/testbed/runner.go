@@ -208,13 +208,16 @@ type rig struct {
 type labKind struct {
 	servers, balancers, buckets, switches int
 	speed, capacity                       float64
+	proxy                                 lab.Proxy
 }
 
 // prepare makes a lab for a run of the case, unless there is one that fits. A case that infers
 // needs a new lab for each run, because its balancers must not know the servers from an earlier
 // run.
 func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
-	want := labKind{s.present, s.Balancers, s.Buckets, c.Switches, s.Speed, s.capacity(s.present)}
+	want := labKind{
+		s.present, s.Balancers, s.Buckets, c.Switches, s.Speed, s.capacity(s.present), c.Proxy,
+	}
 	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
 		b.inferred[c.Name] = c.Placement.Infers()
 		return nil
@@ -228,9 +231,7 @@ func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
 		return err
 	}
 	b.guard = guard
-	topology := s.topology(name)
-	topology.Switches = c.Switches
-	built, err := lab.Up(ctx, topology, lab.Options{Progress: b.progress})
+	built, err := lab.Up(ctx, s.topology(name, c), lab.Options{Progress: b.progress})
 	if err != nil {
 		return errors.Join(err, b.close())
 	}

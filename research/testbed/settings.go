@@ -189,10 +189,10 @@ func (s settings) byTheClock(emulated time.Duration) time.Duration {
 // notBuilt is the name of a lab that is never built, because only its topology is of interest.
 const notBuilt = "x"
 
-// topology returns the lab of the settings. Each case is a service with a VIP of its own, except
-// those that send requests directly to servers. If all do, the lab is bare: no balancers and agents
-// run. The lab has no switches, which depend on the case.
-func (s settings) topology(name string) lab.Topology {
+// topology returns the lab for a run of a case. Each case with the same proxy, or without one, is a
+// service with a VIP of its own, except those that send requests directly to servers. If all do, the
+// lab is bare: no balancers and agents run.
+func (s settings) topology(name string, of Case) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present
 	t.Applications = []lab.Application{lab.Emulated}
@@ -201,13 +201,28 @@ func (s settings) topology(name string) lab.Topology {
 	}
 	t.Emulated, t.Apache, t.MediaWiki = s.emulated(), s.Apache, s.MediaWiki
 	t.Services = nil
+	t.Switches, t.Proxy = of.Switches, of.Proxy
 	for i, c := range s.Cases {
-		if !c.Direct {
+		if !c.Direct && c.Proxy == of.Proxy {
 			t.Services = append(t.Services, c.service(i, s))
 		}
 	}
 	t.Bare = len(t.Services) == 0
 	return t
+}
+
+// labs returns the labs of all cases, each once.
+func (s settings) labs() (all []lab.Topology) {
+	for _, c := range s.Cases {
+		t := s.topology(notBuilt, c)
+		same := func(other lab.Topology) bool {
+			return other.Switches == t.Switches && other.Proxy == t.Proxy
+		}
+		if !slices.ContainsFunc(all, same) {
+			all = append(all, t)
+		}
+	}
+	return all
 }
 
 // emulated returns the servers at the experiment's speed, without co-located work, which begins
@@ -236,6 +251,9 @@ const port = 80
 
 // service returns the i-th case as a service of the lab.
 func (c Case) service(i int, s settings) lab.Service {
+	if c.hasProxy() {
+		return lab.Service{Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP}
+	}
 	service := lab.Service{
 		Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP,
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
@@ -323,7 +341,7 @@ func (s settings) urls(c Case) (urls []string) {
 		i := slices.IndexFunc(s.Cases, func(other Case) bool { return other.Name == c.Name })
 		return []string{url(vip(i))}
 	}
-	for _, spec := range s.topology(notBuilt).Specs() {
+	for _, spec := range s.topology(notBuilt, c).Specs() {
 		if spec.Role == lab.RoleServer {
 			urls = append(urls, url(spec.IPv6))
 		}

@@ -124,6 +124,8 @@ func disciplineOf(e lab.EmulatedServer) sim.Discipline {
 // condition that is true decides.
 func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
+	case c.hasProxy():
+		return c.proxy()
 	case c.Placement.Infers():
 		return p.inferring()
 	case c.Weighted && c.Placement == desired.PlacementHash:
@@ -167,6 +169,19 @@ func (p planned) spec() placement.Spec {
 		return spec
 	}
 	return nil
+}
+
+// proxy returns the simulator's placement for a case with a proxy: a proxy knows its own requests,
+// from their arrival on. The result is nil if requests wait in the proxy.
+func (c Case) proxy() placement.Spec {
+	if c.Proxy.Maxconn > 0 {
+		return nil
+	}
+	own := placement.Own{Count: placement.CountPlaced}
+	if c.Proxy.Algorithm == lab.ProxyRandom2 {
+		own.Choices = 2
+	}
+	return &placement.LeastQueue{Own: own}
 }
 
 // samplePeriod is the time by the clock between two samples of the counters in a balancer.

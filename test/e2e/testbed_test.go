@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 	"github.com/segue-lb/segue/research/testbed"
 )
@@ -398,6 +399,42 @@ cases: [{name: infer, placement: infer}]
 	for i, share := range run.Shares {
 		if share.Estimate == 0 || share.Capacity != float64(i+1) {
 			t.Errorf("%s: %+v, want the capacity %d and an estimate", share.Server, share, i+1)
+		}
+	}
+}
+
+// TestProxyExperiment runs cases with proxies beside one with Segue. Clients have no failures, and
+// the CPU time of each case is that of its own programs.
+func TestProxyExperiment(t *testing.T) {
+	t.Parallel()
+	testhost.NeedCommand(t, "haproxy", "haproxy")
+	r := runExperiment(t, `
+title: Proxies
+points: [0.5]
+servers: 2
+balancers: 2
+seeds: 1
+speed: 8
+connections: 200
+cpu-time: true
+cases:
+  - {name: sc, placement: hash}
+  - {name: random2, proxy: {program: haproxy, algorithm: random(2)}}
+  - {name: least_conn, proxy: {program: nginx, algorithm: least_conn}}
+`)
+	if len(r.Runs) != 3 {
+		t.Fatalf("%d runs, want 3", len(r.Runs))
+	}
+	for _, run := range r.Runs {
+		if run.Requests != 200 || run.Failed > 0 || run.Simulated == nil || run.Shares[0].Responses < 40 {
+			t.Errorf("%s: %d requests, %d failed, simulated %v, %d responses of s1", run.Case, run.Requests,
+				run.Failed, run.Simulated, run.Shares[0].Responses)
+		}
+		c := run.CPU
+		proxied := run.Case != "sc"
+		if c.Balancers <= 0 || (c.BalancerPrograms > 0) == proxied || (c.AgentPrograms > 0) == proxied ||
+			proxied && c.Agents > 0 || c.All <= c.Balancers+c.Agents {
+			t.Errorf("%s: CPU times %+v", run.Case, c)
 		}
 	}
 }
