@@ -36,7 +36,7 @@ func TestArgumentErrors(t *testing.T) {
 		"bench nothing":                       `bench: unknown command "nothing": the commands are control, memory, tables, throughput`,
 		"bench memory nothing":                `bench memory: unexpected argument "nothing"`,
 		"lab nothing": `lab: unknown command "nothing": ` +
-			"the commands are check, demo, down, exec, impair, list, queries, report, restart, run, status, up",
+			"the commands are check, demo, down, exec, impair, list, queries, report, restart, run, status, table, up",
 		"lab up x":                        `lab up: unexpected argument "x"; to name the topology file, write: segue-lab lab up -f x`,
 		"lab down x":                      `lab down: unexpected argument "x"; to name the lab, write: segue-lab lab down --name x`,
 		"lab status x":                    `lab status: unexpected argument "x"; to name the lab, write: segue-lab lab status --name x`,
@@ -66,6 +66,7 @@ func TestCommands(t *testing.T) {
 		"lab down": "a sentence", "lab impair": "a sentence", "lab restart": "a sentence",
 		"lab exec":    "the output of another program",
 		"lab queries": "a trace", "lab report": "a sentence; the page has the tables",
-		"lab up": "sentences",
+		"lab table": "a table in Markdown; the file is for programs",
+		"lab up":    "sentences",
 	})
 }

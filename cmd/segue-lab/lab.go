@@ -35,7 +35,7 @@ func newLab() *cobra.Command {
 	}
 	cmd.AddCommand(newLabUp(), newLabCheck(), newLabList(), newLabStatus(), newLabExec(),
 		newLabRestart(), newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(),
-		newLabReport(),
+		newLabReport(), newLabTable(),
 		newLabUDPEcho(), newLabDelay(), newLabGuard())
 	return cmd
 }

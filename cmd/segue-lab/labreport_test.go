@@ -31,7 +31,14 @@ func TestLabReport(t *testing.T) {
 			t.Errorf("the page does not have %q", want)
 		}
 	}
+	runs, err := os.ReadFile(filepath.Join(output, "x.csv"))
+	testhost.Must(t, err)
+	if !strings.HasSuffix(string(runs), "\ncase,point,seed,requests,failed,warnings\n") {
+		t.Errorf("x.csv: %s", runs)
+	}
 	for _, test := range []struct{ args, err string }{
+		{"table", "lab table: missing FILE"},
+		{"table no-such-experiment.csv", "lab table: no-such-experiment.csv: "},
 		{"report", "lab report: missing DIR"},
 		{"report --bin -1s x", "--bin -1s: must not be negative"},
 		{"report " + t.TempDir(), "has a file results.json, which segue-lab lab run writes"},

@@ -45,7 +45,8 @@ type Report struct {
 }
 
 // Write makes a report of the results in a directory, or of all results in the directories in it.
-// It writes a page that needs no other file, and each chart as SVG. If the results have a value
+// It writes a page that needs no other file, each chart as SVG, and the runs of each experiment as
+// CSV. If the results have a value
 // that a report cannot show, the error names the file and the value, and nothing is written.
 func Write(directory string, s Settings) (*Report, error) {
 	folders, err := openFolders(directory)
@@ -82,7 +83,14 @@ func Write(directory string, s Settings) (*Report, error) {
 		return nil, err
 	}
 	report := &Report{Page: filepath.Join(s.Directory, "report.html"), Experiments: len(shown)}
-	for _, c := range shown {
+	for i, c := range shown {
+		runs, err := folders[i].CSV()
+		if err != nil {
+			return nil, err
+		}
+		if err := atomicfile.Write(filepath.Join(s.Directory, c.ID+".csv"), runs, 0o644); err != nil {
+			return nil, err
+		}
 		for i := range c.figures {
 			name := c.ID + "-" + fileName(c.figures[i].name) + ".svg"
 			path := filepath.Join(s.Directory, name)

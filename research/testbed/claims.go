@@ -5,7 +5,6 @@ package testbed
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -95,9 +94,7 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	}
 	ofResponse := responseQuantities[c.Quantity] != nil
 	if !ofResponse && runQuantities[c.Quantity] == nil {
-		names := slices.Sorted(maps.Keys(responseQuantities))
-		names = append(names, slices.Sorted(maps.Keys(runQuantities))...)
-		fail("quantity", "must be one of "+strings.Join(names, ", "))
+		fail("quantity", "must be one of "+quantityNames())
 	}
 	if strings.HasSuffix(c.Quantity, "-cpu") && !e.CPUTime {
 		fail("quantity", "needs cpu-time")
@@ -296,11 +293,11 @@ func (c *Claim) value(run *Run, response func(*Run) *Response) float64 {
 		return math.NaN()
 	}
 	r := response(run)
-	if quantity := runQuantities[c.Quantity]; quantity != nil {
+	if runQuantities[c.Quantity] != nil {
 		if r != &run.Measured {
 			return math.NaN()
 		}
-		return quantity(run)
+		return run.quantity(c.Quantity)
 	}
 	if r == nil || r == run.Model && c.Quantity != "mean" {
 		return math.NaN()

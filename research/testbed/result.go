@@ -162,6 +162,8 @@ type Run struct {
 	// CPU is the CPU time of the run. It is nil unless the experiment measures it.
 	CPU     *CPU    `json:"cpu,omitempty"`
 	Machine Machine `json:"machine"`
+	// read has the values of a line of ReadCSV, by column. It is nil for other runs.
+	read map[string]float64
 	// Warnings tell what may have disturbed the run.
 	Warnings []string `json:"warnings,omitempty"`
 }

@@ -23,9 +23,14 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // Golden compares an output with a file in testdata.
 func Golden(t *testing.T, name string, output *bytes.Buffer) {
 	t.Helper()
-	path := filepath.Join("testdata", name)
+	GoldenFile(t, filepath.Join("testdata", name), output.String())
+}
+
+// GoldenFile compares an output with a file.
+func GoldenFile(t *testing.T, path, output string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, output.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(output), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,7 +38,7 @@ func Golden(t *testing.T, name string, output *bytes.Buffer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), output.String()); diff != "" {
+	if diff := cmp.Diff(string(want), output); diff != "" {
 		t.Errorf("%s, -want +got:\n%s", path, diff)
 	}
 }
