@@ -25,7 +25,7 @@ func newRepro() *cobra.Command {
 		Short: "Reproduce the papers' figures and check their numbers",
 		Long: `Repro makes those figures of the papers on SRLB, 6LB, SHELL and HLB that need no packets.
 It computes them by the model and by simulation. It writes each figure as CSV and SVG,
-and a page index.html that shows all figures. It compares its results with the statements
+a page index.html that shows all figures, and rows.csv, which has all comparisons. It compares its results with the statements
 of the papers, and prints the tolerance of each comparison and the rule from which the
 tolerance follows. docs/research/reproduction.md describes the rules. It also lists the
 figures that repro makes, and those that it leaves out, with the reasons.
@@ -120,12 +120,8 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "figure\tquantity\tpaper\there\ttolerance\trule\t")
 	for _, c := range checks {
-		verdict := "outside"
-		if c.OK {
-			verdict = "inside"
-		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%.4g\t%.4g\t%s\t%s\n", c.Figure, c.Quantity, c.Paper,
-			c.Measured, c.Tolerance, c.Rule, verdict)
+			c.Measured, c.Tolerance, c.Rule, c.Verdict())
 	}
 	if err := w.Flush(); err != nil {
 		return err

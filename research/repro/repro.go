@@ -54,6 +54,14 @@ type Check struct {
 	Note string `json:"note"`
 }
 
+// Verdict is the word for readers.
+func (c Check) Verdict() string {
+	if c.OK {
+		return "inside"
+	}
+	return "outside"
+}
+
 // run is the state while a figure is made.
 type run struct {
 	Settings

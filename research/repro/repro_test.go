@@ -105,7 +105,7 @@ func TestMake(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if want := []string{"6lb-x.csv", "6lb-x.json", "6lb-x.svg", "index.html"}; !slices.Equal(names, want) {
+	if want := []string{"6lb-x.csv", "6lb-x.json", "6lb-x.svg", "index.html", "rows.csv"}; !slices.Equal(names, want) {
 		t.Errorf("files %v, want %v", names, want)
 	}
 }
@@ -150,13 +150,24 @@ func TestCancelled(t *testing.T) {
 
 func TestVerdicts(t *testing.T) {
 	times := 0
-	outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, Settings{Workers: 1, Directory: t.TempDir()})
+	s := Settings{Workers: 1, Quick: true, Directory: t.TempDir()}
+	outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, s)
 	var got []bool
 	for _, c := range outcomes[0].Checks {
 		got = append(got, c.OK)
 	}
 	if want := []bool{true, false, true, false}; !slices.Equal(got, want) {
 		t.Errorf("inside: %v, want %v", got, want)
+	}
+	rows, err := os.ReadFile(filepath.Join(s.Directory, "rows.csv"))
+	testhost.Must(t, err)
+	const want = "figure,runs,quantity,paper,measured,rule,tolerance,verdict,note\n" +
+		"6lb-x,quick,two at ρ = 2,2,2.05,printed digits,0.05,inside,because\n" +
+		"6lb-x,quick,three,3,3.2,printed digits,0.05,outside,because; reason: unexplained\n" +
+		"6lb-x,quick,at most one,at most 1,1.05,\"drawing, 5%\",0.05,inside,\n" +
+		"6lb-x,quick,at least one,at least 1,0.8,\"drawing, 5%\",0.05,outside,reason: unexplained\n"
+	if diff := cmp.Diff(want, string(rows)); diff != "" {
+		t.Errorf("rows.csv, -want +got:\n%s", diff)
 	}
 }
 
@@ -328,14 +339,21 @@ func TestSelect(t *testing.T) {
 
 // TestAnalyticFigures makes the figures that take no time, and checks that the model has the
 // numbers of 6LB. Figures 5 and 8d have no rows, because theirs hold by construction. Those of SHELL
-// have none, because the paper measures something else.
+// have none, because the paper measures something else. The published rows must be the same.
 func TestAnalyticFigures(t *testing.T) {
+	published := readRows(t)
 	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2", "shell-III", "shell-5")
 	testhost.Must(t, err)
 	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
 		noRows := slices.Contains([]string{"6lb-5", "6lb-8d", "shell-III", "shell-5"}, o.Name)
 		if len(o.Charts) == 0 || (len(o.Checks) == 0) != noRows {
 			t.Errorf("%s: %d charts, %d comparisons", o.Name, len(o.Charts), len(o.Checks))
+		}
+		for i, c := range o.Checks {
+			if rows := published[o.Name]; i >= len(rows) || rows[i].Quantity != c.Quantity ||
+				math.Abs(rows[i].Measured-c.Measured) > 1e-4*math.Abs(c.Measured) {
+				t.Errorf("%s: rows.csv does not have %q with %v", o.Name, c.Quantity, c.Measured)
+			}
 		}
 		marked := false // a chart has a mark of the paper's number
 		for i := range o.Charts {

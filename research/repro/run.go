@@ -4,6 +4,7 @@ package repro
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -35,9 +36,9 @@ type Outcome struct {
 
 // Make makes the figures that are not in the directory yet. It writes each when it is complete:
 // NAME.csv and NAME.svg, with a number if there are several charts, and NAME.json, by which later
-// runs find it. At the end it writes index.html, which shows these figures and all others in the
-// directory that were made by the same program with the same settings. Make can be interrupted at
-// any point: all written figures are complete, and are not made again.
+// runs find it. At the end it writes index.html and rows.csv, which show these figures and all others
+// in the directory that were made by the same program with the same settings. Make can be interrupted
+// at any point: all written figures are complete, and are not made again.
 func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) {
 	store, err := openStore(s)
 	if err != nil {
@@ -59,7 +60,8 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 		}
 		outcomes = append(outcomes, outcome)
 	}
-	return outcomes, store.writePage(store.withOthers(outcomes))
+	all := store.withOthers(outcomes)
+	return outcomes, errors.Join(store.writeRows(all), store.writePage(all))
 }
 
 // makeOne makes a figure, unless its result is stored.

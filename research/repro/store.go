@@ -3,7 +3,9 @@
 package repro
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"encoding/csv"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/segue-lb/segue/internal/atomicfile"
 )
@@ -125,6 +128,35 @@ func (s *store) saveCharts(name string, result Result) error {
 		}
 	}
 	return nil
+}
+
+// rowColumns are the columns of rows.csv. The column runs is quick or full.
+var rowColumns = []string{
+	"figure", "runs", "quantity", "paper", "measured", "rule", "tolerance", "verdict", "note",
+}
+
+// writeRows writes rows.csv, a line for each comparison with the papers.
+func (s *store) writeRows(outcomes []Outcome) error {
+	var out bytes.Buffer
+	w := csv.NewWriter(&out)
+	lines := [][]string{rowColumns}
+	runs := "full"
+	if s.key.Quick {
+		runs = "quick"
+	}
+	number := func(v float64) string { return strconv.FormatFloat(v, 'g', 5, 64) }
+	for _, o := range outcomes {
+		for _, c := range o.Checks {
+			lines = append(lines, []string{
+				c.Figure, runs, c.Quantity, c.Paper.String(), number(c.Measured), string(c.Rule),
+				number(c.Tolerance), c.Verdict(), c.Note,
+			})
+		}
+	}
+	if err := w.WriteAll(lines); err != nil {
+		return err
+	}
+	return s.write("rows.csv", out.Bytes())
 }
 
 // chartName returns the name of the figure, with a number if the figure has several charts.

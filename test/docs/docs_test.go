@@ -193,7 +193,8 @@ var cellEnd = regexp.MustCompile(`[^\\]\|`)
 func TestCells(t *testing.T) {
 	cells := 0
 	for _, name := range files(t, ".md") {
-		if !strings.HasPrefix(name, "docs/reference/") && !strings.HasPrefix(name, "docs/understand/") {
+		if !strings.HasPrefix(name, "docs/reference/") && !strings.HasPrefix(name, "docs/understand/") &&
+			name != "docs/research/papers.md" {
 			continue
 		}
 		for i, line := range prose(read(t, name)) {
