@@ -448,7 +448,7 @@ func TestPapersPage(t *testing.T) {
 	if !found {
 		t.Fatalf("%s lacks the line %s", papersPage, generatedBelow)
 	}
-	want := fmt.Sprintf("%s%s\n**%d comparisons are inside, %d are outside, %d are not comparable, and %d are not measured.**\n%s",
+	want := fmt.Sprintf("%s%s\n**%d lines are inside, %d are outside, %d are not comparable, and %d are not measured.**\n%s",
 		head, generatedBelow, counts[inside], counts[outside], counts[notComparable], counts[notMeasured], &tables)
 	if *update {
 		testhost.Must(t, os.WriteFile(papersPage, []byte(want), 0o644))
