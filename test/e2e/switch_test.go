@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"regexp"
+	"strconv"
 	"testing"
 	"time"
 
@@ -68,19 +69,38 @@ func forwardedByHost(t *testing.T, l *lab.Lab) uint64 {
 	return packetCounts(t, l.Node("lb1")).with("forward_").sum()
 }
 
-// switchEntries returns the metric with the number of entries that the balancer has written.
+// switchEntries returns the number of entries that the balancer has written.
 func switchEntries(t *testing.T, l *lab.Lab) string {
 	t.Helper()
+	return switchMetric(t, l, "entries")
+}
+
+// withoutCookie returns how many packets the switch has passed to its host because they had no cookie,
+// such as resets without TCP options.
+func withoutCookie(t *testing.T, l *lab.Lab) uint64 {
+	t.Helper()
+	n, err := strconv.ParseFloat(switchMetric(t, l, `packets_total{reason="pass_no_cookie"}`), 64)
+	must(t, err)
+	return uint64(n)
+}
+
+// switchMetric returns the value of one of the metrics segue_lb_switch_*.
+func switchMetric(t *testing.T, l *lab.Lab, name string) string {
+	t.Helper()
 	metrics := command(t, l, "lb1", "curl", "-sS", "--fail", "http://127.0.0.1:9188/metrics")
-	return regexp.MustCompile(`(?m)^segue_lb_switch_entries .*$`).FindString(metrics)
+	match := regexp.MustCompile(`(?m)^segue_lb_switch_` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(metrics)
+	if match == nil {
+		t.Fatalf("there is no metric segue_lb_switch_%s in:\n%s", name, metrics)
+	}
+	return match[1]
 }
 
 // TestSwitch sends requests through a switch alone. Every byte is correct, and the balancer behind
-// the switch forwards none of the packets.
+// the switch forwards only packets without a cookie.
 func TestSwitch(t *testing.T) {
 	t.Parallel()
 	l := behindSwitch(t)
-	before := forwardedByHost(t, l)
+	before, without := forwardedByHost(t, l), withoutCookie(t, l)
 	c := newClient(l)
 	services := l.Topology.Services
 	var group errgroup.Group
@@ -96,14 +116,17 @@ func TestSwitch(t *testing.T) {
 	}
 	must(t, group.Wait())
 	must(t, c.spread(t.Context(), nodes(l, lab.RoleServer)...))
-	if n := forwardedByHost(t, l) - before; n > 0 {
-		t.Errorf("%d packets passed to the host behind the switch", n)
+	// The switch counts a packet first.
+	n := forwardedByHost(t, l) - before
+	if without = withoutCookie(t, l) - without; n > without {
+		t.Errorf("the host behind the switch forwarded %d packets, and only %d had no cookie", n, without)
 	}
 	// The answer to a probe may wait in the switch for so long that the next probe has begun.
 	requireNoDropsBut(t, l, "drop_sender")
 	in, out, err := l.SwitchFrames()
 	must(t, err)
-	t.Logf("%d requests: the switch sent %d frames, and %d frames found a full queue", *switchRequests, out, in-out)
+	t.Logf("%d requests: the switch sent %d frames, %d of them without a cookie to its host, and %d frames found a full queue",
+		*switchRequests, out, without, in-out)
 }
 
 // transfer makes the nth request to a service: downloads and uploads in turn. The first eight of 400
