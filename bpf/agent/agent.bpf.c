@@ -15,7 +15,7 @@
 #include "decap.h"
 #include "decision.h"
 #include "envelope.h"
-#include "handshake.h"
+#include "flow_function.h"
 #include "listener.h"
 #include "net/host.h"
 #include "mss.h"

@@ -114,9 +114,9 @@ static __always_inline bool is_icmp_for(const struct packet *pkt)
 }
 
 /*
- * Reads the client's packet up to the ports. `client` must be zero. True: it is of TCP or quotes a
- * packet of TCP, or it is a later fragment, which has no ports. Not inlined: the verifier walks it
- * once.
+ * Reads the client's packet up to the ports. `client` must be zero. True: it is of TCP or UDP, or
+ * quotes a packet of TCP, or it is a later fragment, which has no ports. Not inlined: the verifier
+ * walks it once.
  */
 __noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
 			   struct client_packet *client)
@@ -145,7 +145,8 @@ __noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
 	} else if (parse_transport(&at, pkt, false)) {
 		return false;
 	}
-	return pkt->key.protocol == IPPROTO_TCP;
+	return pkt->key.protocol == IPPROTO_TCP ||
+	       (pkt->key.protocol == IPPROTO_UDP && pkt->kind == PACKET_WHOLE);
 }
 
 #endif

@@ -86,7 +86,8 @@ volatile __u32 timestamps_are_off;
 __noinline int cannot_carry_column(struct xdp_md *ctx, const struct envelope *envelope,
 				   const struct packet *pkt)
 {
-	if (!envelope || !pkt || !(cookie_of_sid(envelope->sid_low) & COOKIE_COLUMN_MASK))
+	if (!envelope || !pkt || pkt->key.protocol != IPPROTO_TCP ||
+	    !(cookie_of_sid(envelope->sid_low) & COOKIE_COLUMN_MASK))
 		return false;
 	note_cookie_use();
 	return timestamps_are_off || !find_timestamps(ctx, pkt->transport);

@@ -80,12 +80,13 @@ static __always_inline bool is_refusal(const struct __sk_buff *skb, const struct
 	       !sequence;
 }
 
-/* Sets `key` to the service of a flow, and returns the state of its listener. */
+/* Sets `key` to the service of a flow, and returns the state of its listener. Services of UDP have
+ * none. */
 static __always_inline __u32 *find_listener(const struct flow_key *flow, struct service_key *key)
 {
 	copy_address(&key->vip, &flow->destination);
 	key->port = flow->destination_port;
-	key->protocol = IPPROTO_TCP;
+	key->protocol = flow->protocol;
 	return bpf_map_lookup_elem(&listeners, key);
 }
 

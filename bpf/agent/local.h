@@ -98,6 +98,23 @@ static __always_inline struct bpf_sock *find_socket(void *ctx, const struct flow
 	return bpf_skc_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 }
 
+/* Whether a socket of UDP takes packets of a client. Not inlined: it has a stack of its own. */
+__noinline int receives_udp(struct xdp_md *ctx, const struct flow_key *key)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u32 size;
+
+	if (!key)
+		return false;
+	size = tuple_of(key, key->source_port, &tuple);
+	socket = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	bpf_sk_release(socket);
+	return true;
+}
+
 /* Sets the backlog, unless it is NULL. */
 static __always_inline void read_backlog(struct bpf_sock *listener, struct backlog *backlog)
 {

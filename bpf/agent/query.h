@@ -35,21 +35,6 @@ static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_
 	return state;
 }
 
-/* Whether a socket of UDP takes packets of a client. */
-static __always_inline bool receives_udp(struct xdp_md *ctx, const struct flow_key *key)
-{
-	struct bpf_sock_tuple tuple = {};
-	struct bpf_sock *socket;
-	__u32 size;
-
-	size = tuple_of(key, key->source_port, &tuple);
-	socket = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	if (!socket)
-		return false;
-	bpf_sk_release(socket);
-	return true;
-}
-
 /* Answers a query. A socket of UDP counts as one that listens. */
 static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query *query)
 {

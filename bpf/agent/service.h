@@ -30,7 +30,7 @@ enum load_source {
 #define NO_CAPACITY 0xffffffff
 
 /*
- * How a TCP service accepts connections. The programs maintain the state of the dynamic policy.
+ * How a service accepts connections. The programs maintain the state of the dynamic policy.
  * User space writes that state only when it replaces the whole structure.
  */
 struct acceptance {
@@ -148,7 +148,7 @@ static __always_inline struct acceptance *find_acceptance(const struct flow_key 
 
 	copy_address(&key->vip, &flow->destination);
 	key->port = flow->destination_port;
-	key->protocol = IPPROTO_TCP;
+	key->protocol = flow->protocol;
 	acceptance = bpf_map_lookup_elem(&acceptances, key);
 	if (acceptance)
 		return acceptance;

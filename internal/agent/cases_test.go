@@ -209,7 +209,7 @@ func drops() []packetCase {
 		{"recover-stickiness of a stranger", set(asks(desired.SRv6Encap, recoverStickiness, syn4), 8+3, 0x6d), "drop_sender", nil},
 		{"steer of a stranger, later fragment", set(asks(desired.SRv6Encap, steer, few4["last fragment"]), 8+3, 0x6d), "drop_sender", nil},
 		{"connect-force of a stranger", set(asks(desired.SRv6Insert, connectForce, syn6), srhAt+8+2*16+3, 0x6d), "drop_sender", nil},
-		{"connect-avail, UDP", asks(desired.SRv6Insert, connectAvail, packet.UDP(client6, vip6)), "drop_transport", nil},
+		{"connect-avail, UDP", asks(desired.SRv6Insert, connectAvail, packet.UDP(client6, vip6)), "drop_tcp_flags", nil},
 		{"connect-avail, SYN and FIN", asks(desired.SRv6Encap, connectAvail,
 			packet.TCP(client6, vip6, packet.Flags(packet.SYN|packet.FIN))), "drop_tcp_flags", nil},
 		{"connect-force, SYN and RST", asks(desired.SRv6Insert, connectForce,

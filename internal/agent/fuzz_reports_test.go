@@ -7,8 +7,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,6 +62,10 @@ func (c *comparison) forgetFlows() {
 	clear(c.table.entries)
 	clear(c.table.balancers)
 	clear(c.flows)
+	if len(c.initials) > 0 {
+		clear(c.table.initials)
+		clear(c.initials)
+	}
 }
 
 // checkFlows compares the entries of the reference with those of the data path.
@@ -167,7 +173,7 @@ func (c *comparison) varyLoads(t *testing.T, random *rand.Rand) {
 		}
 	}
 	setLoads(t, c.kernel, c.cfg, load)
-	for _, p := range c.services {
+	for _, p := range slices.Concat(slices.Collect(maps.Values(c.services)), slices.Collect(maps.Values(c.udpServices))) {
 		p.load = load
 	}
 }

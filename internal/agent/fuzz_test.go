@@ -45,7 +45,7 @@ func openComparison(t testing.TB) *comparison {
 		Accept: desired.Accept{Policy: desired.AcceptLeast},
 		Load:   desired.Source{Kind: desired.LoadSharedMemory}, NotLocal: desired.NotLocalDrop,
 	})
-	cfg.Services = append(cfg.Services, quicServices()...)
+	cfg.Services = append(append(cfg.Services, quicServices()...), huntedQUIC())
 	return openComparisonOf(t, cfg)
 }
 
@@ -80,7 +80,7 @@ func captures() (frames [][]byte) {
 	for _, c := range deliveredIDs() {
 		frames = append(frames, c.frame)
 	}
-	return slices.Concat(frames, ecnCaptures(), reportCaptures(), cookieCaptures())
+	return slices.Concat(frames, ecnCaptures(), reportCaptures(), cookieCaptures(), initialCaptures())
 }
 
 // ecnCaptures returns all combinations of figure 4 of RFC 6040.

@@ -270,10 +270,15 @@ func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsul
 // offers returns the numbers of offers to a service, by outcome.
 func offers(t testing.TB, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
-	key := serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())})
+	return offersOf(t, k, serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())}))
+}
+
+// offersOf is offers for the key of a service.
+func offersOf(t testing.TB, k *kernel, key agentServiceKey) map[string]uint64 {
+	t.Helper()
 	a, err := k.view().acceptance(key)
 	if a == nil || err != nil {
-		t.Fatalf("the service %v has no accept policy: %v", vip, err)
+		t.Fatalf("the service %v has no accept policy: %v", addressOf(key), err)
 	}
 	all, err := k.view().offerCounters(a)
 	testhost.Must(t, err)

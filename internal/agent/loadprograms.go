@@ -168,6 +168,7 @@ var declared = datapath.Declarations{
 	{Name: agentMapAgentFlows, Life: datapath.Expendable},
 	{Name: agentMapAgentBalancers, Life: datapath.Expendable},
 	{Name: agentMapAgentFlowKeys, Life: datapath.Expendable},
+	{Name: agentMapInitials, Life: datapath.Expendable},
 	{Name: agentMapConnections, Life: datapath.Expendable},
 	{Name: agentMapCountedSockets, Life: datapath.Expendable},
 	{Name: agentMapSocketCookies, Life: datapath.Expendable},

@@ -25,6 +25,7 @@ type flowTable struct {
 	keys      agentAgentFlowKeys
 	entries   []agentAgentFlowEntry // entriesPerBucket for each bucket
 	balancers []uint64
+	initials  []agentInitialBucket // of bpf/agent/initial.h
 }
 
 const (
@@ -46,10 +47,12 @@ func tableOf(t testing.TB, k *kernel) *flowTable {
 	testhost.Must(t, k.objects.AgentFlowKeys.Lookup(uint32(0), &table.keys))
 	if mapped != nil {
 		table.entries, table.balancers = mapped.(*flowTable).entries, mapped.(*flowTable).balancers
+		table.initials = mapped.(*flowTable).initials
 		return table
 	}
 	table.entries = memoryOf[agentAgentFlowEntry](t, k.objects.AgentFlows)
 	table.balancers = memoryOf[uint64](t, k.objects.AgentBalancers)
+	table.initials = memoryOf[agentInitialBucket](t, k.objects.Initials)
 	tables.Store(k, table)
 	t.Cleanup(func() { tables.Delete(k) })
 	return table

@@ -81,6 +81,10 @@ type hunter struct {
 	sockets   func(flow) sockets
 	services  map[netip.AddrPort]*policy
 	offers    map[string]int
+
+	initials    map[initial]decision
+	udpServices map[netip.AddrPort]*policy
+	receives    func(flow) bool // whether a socket of UDP receives the flow; nil: none does
 }
 
 // policy is the accept policy of a service.
@@ -121,7 +125,7 @@ func (p *policy) answer(w *wrapped, s segment, local sockets) string {
 		return "taken_back"
 	case w.function == connectForce:
 		return "forced"
-	case local.listening && w.left() > 0 && w.cookie().column > 0 && !s.hasTimestamps():
+	case local.listening && w.left() > 0 && w.cookie().column > 0 && s.tcp != nil && !s.hasTimestamps():
 		return "refused"
 	case p.Policy == nil, w.left() <= 0 && !local.listening:
 		return p.compare(w, local)
@@ -198,7 +202,8 @@ type segment struct {
 	isError  bool // ICMP error about the flow
 	later    bool // later fragment, whose flow is unknown
 	fragment uint32
-	tcp      []byte // from the TCP header on
+	tcp      []byte // from the TCP header on; nil: the packet is not of TCP
+	udp      []byte // the same for UDP
 }
 
 // isBalancer tells whether the node accepts functions about flows from a sender with this locator.
@@ -226,6 +231,12 @@ func (h *hunter) handshake(w *wrapped) string {
 			return ""
 		}
 		return notLocal(w)
+	}
+	if s.udp != nil {
+		if w.function == ackStickiness {
+			return ""
+		}
+		return h.initial(w, s)
 	}
 	var reason string
 	switch w.function {
@@ -382,7 +393,8 @@ func (h *hunter) recover(w *wrapped, s segment) string {
 	return ""
 }
 
-// readClient reads the flow of the client's packet. It returns false if the packet is not of TCP.
+// readClient reads the flow of the client's packet. It returns false if the packet is neither of TCP
+// nor of UDP.
 func readClient(w wrapped) (s segment, ok bool) {
 	next, b, v6 := w.next, w.inner, w.kind == desired.SRv6Insert || w.inner[0]>>4 == 6
 	s.source = w.source
@@ -411,13 +423,19 @@ func readClient(w wrapped) (s segment, ok bool) {
 	if !v6 && next == 1 || v6 && next == 58 {
 		return s, len(b) >= 8 && readQuote(b[8:], v6, w.vip, &s)
 	}
-	if next != 6 || len(b) < 20 || b[12]>>4 < 5 || int(b[12]>>4)*4 > len(b) {
+	isUDP := next == 17 && len(b) >= 8 && binary.BigEndian.Uint16(b[4:]) >= 8
+	isTCP := next == 6 && len(b) >= 20 && b[12]>>4 >= 5 && int(b[12]>>4)*4 <= len(b)
+	if !isTCP && !isUDP {
 		return s, false
 	}
 	s.flow = flow{
 		netip.AddrPortFrom(s.source, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(w.vip, binary.BigEndian.Uint16(b[2:])),
 	}
-	s.flags, s.tcp = packet.TCPFlags(b[13]), b
+	if isUDP {
+		s.udp = b
+	} else {
+		s.flags, s.tcp = packet.TCPFlags(b[13]), b
+	}
 	return s, true
 }
 

@@ -35,10 +35,13 @@ func newReference(cfg *desired.Agent) reference {
 	r := reference{outside: !cfg.Node.IsInternal(), locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}, forms: formsOf(cfg)}
 	r.hunter = hunter{
 		balancers: cfg.Node.Balancers,
-		flows:     map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},
+		initials:  map[initial]decision{}, udpServices: map[netip.AddrPort]*policy{},
+		flows: map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},
 	}
 	for _, s := range cfg.Services {
-		if s.Accept.Policy != "" {
+		if s.Accept.Policy != "" && s.Protocol == desired.UDP {
+			r.udpServices[netip.AddrPortFrom(s.VIP, s.Port.Number())] = newPolicy(s)
+		} else if s.Accept.Policy != "" {
 			r.services[netip.AddrPortFrom(s.VIP, s.Port.Number())] = newPolicy(s)
 		}
 		r.vips = append(r.vips, s.VIP)

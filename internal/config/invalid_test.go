@@ -122,7 +122,7 @@ func TestInvalidOverrides(t *testing.T) {
 		{"not a list", "- {service: web, server: s1, set: {drained: true}}\n- {service: web, server: s2}", "[]",
 			[]string{" (): FILE:3: overrides[1]: must have add, set or remove"}},
 		{"agent", "- {service: web, set: {drained: true}}\n- {service: dns, set: {drained: true}}", "[web (drained)]",
-			[]string{`dns (drained): FILE:3: dns.drained "true": only for TCP in srv6-insert or srv6-encap`}},
+			[]string{`dns (drained): FILE:3: dns.drained "true": only for services that hunt`}},
 		{"server of an agent", "- {service: web, server: s1, set: {drained: true}}", "[]",
 			[]string{"web/s1 (drained): FILE:2: web/s1: services of an agent have no servers"}},
 	} {

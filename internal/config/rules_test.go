@@ -624,7 +624,7 @@ func TestAgentRules(t *testing.T) {
 		{"balancers of no service that hunts", "mtu: 1500\n  assign-vips: false\nmetrics: {listen: \":9189\"}\nservices:\n  - name: web\n" +
 			"    vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp\n",
 			"balancers: [\"fd00:6c::/32\"]\nservices:\n", one("node.balancers",
-				"only for TCP services in srv6-insert or srv6-encap: other services do not hunt")},
+				"only for services that hunt: "+thatHunt)},
 		{"MTU small", "mtu: 1500", "mtu: 1279", one("node.mtu", wholeNumber+"1280 to 65535")},
 		{"MTU zero", "mtu: 1500", "mtu: 0", one("node.mtu", wholeNumber+"1280 to 65535")},
 		{"MTU large", "mtu: 1500", "mtu: 65536", one("node.mtu", wholeNumber+"1280 to 65535")},
@@ -650,9 +650,11 @@ func TestAgentRules(t *testing.T) {
 			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local, drained, "+
 				"quic, quic-id, former-quic, former-quic-id")},
 		{"accept of a tunnel", "protocol: udp", "protocol: udp\n    accept: {policy: always}", one("services[1].accept",
-			"only for TCP in srv6-insert or srv6-encap: other services do not hunt")},
+			"only for services that hunt: "+thatHunt)},
 	})
 }
+
+const thatHunt = "TCP in srv6-insert or srv6-encap, and UDP there with accept.policy or load.source"
 
 func TestAcceptRules(t *testing.T) {
 	checkMutations(t, validAgent, ParseAgent, []mutation{
@@ -721,6 +723,32 @@ func TestNotLocalRules(t *testing.T) {
 		hunting("reset", "not-local: reset", nil),
 		hunting("drained", "drained: true", nil),
 		hunting("not-local", "not-local: pass", one("services[0].not-local", "must be one of: drop, reset")),
+	})
+}
+
+// TestQUICAcceptRules checks the fields about offered connections of a service of UDP.
+func TestQUICAcceptRules(t *testing.T) {
+	quic := func(name, fields string, want []problem) mutation {
+		return mutation{name, "protocol: tcp", "protocol: udp\n    " + fields, want}
+	}
+	const unread = "must be shared-memory, cgroup or apache-scoreboard for UDP: the agent sees connections of TCP only"
+	checkMutations(t, validAgent, ParseAgent, []mutation{
+		quic("nothing", "# nothing", nil),
+		quic("a load", "load: {source: shared-memory, path: /a, capacity: 2}", nil),
+		quic("no load for always", "accept: {policy: always}", nil),
+		quic("drained", "load: {source: cgroup, path: /a}\n    drained: true", nil),
+		quic("no load", "accept: {policy: least}", one("services[0].load.source",
+			"required by UDP with policy least: the agent does not count connections of UDP")),
+		quic("capacity alone", "accept: {policy: never}\n    load: {capacity: 2}",
+			one("services[0].load", "not used without source")),
+		quic("connections", "load: {source: connections}", one("services[0].load.source", unread)),
+		quic("accept queue", "load: {source: accept-queue}", one("services[0].load.source", unread)),
+		quic("path missing", "load: {source: cgroup}", one("services[0].load.path", "required by source cgroup")),
+		quic("threshold alone", "accept: {threshold: 4}",
+			one("services[0].accept", "only for services that hunt: "+thatHunt)),
+		quic("drained alone", "drained: true", one("services[0].drained", "only for services that hunt: "+thatHunt+
+			"; balancers do not ask the servers of other services; drain the server at the balancers")),
+		quic("not-local", "not-local: drop", one("services[0].not-local", "only for TCP: UDP has no resets")),
 	})
 }
 

@@ -55,11 +55,11 @@ type AgentService struct {
 	Port          Port          `yaml:"port"`
 	Protocol      Protocol      `yaml:"protocol"`
 	Encapsulation Encapsulation `yaml:"encapsulation"`
-	// Accept, Load and NotLocal are for services that hunt: TCP in an SRv6 encapsulation.
+	// Accept and Load are for services that hunt (Hunts).
 	Accept Accept `yaml:"accept,omitempty"`
 	Load   Source `yaml:"load,omitempty"`
-	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
-	// Default reset.
+	// NotLocal says what the last candidate does with a packet of a flow that no candidate has. It is
+	// for services of TCP that hunt. Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
 	// Drained makes the server refuse all offered connections of the service, as under policy never.
 	// It takes precedence over Accept. It is for services that hunt only.
@@ -122,7 +122,9 @@ type Accept struct {
 
 // Source is the load source of a service.
 type Source struct {
-	Kind LoadSource `yaml:"source"` // default connections
+	// Kind is connections by default. UDP has no default: a source that the agent reads
+	// (LoadSource.IsPolled) is required, unless the policy needs no load.
+	Kind LoadSource `yaml:"source"`
 	// Path is the absolute path of the scoreboard, the control group or the shared memory. Required
 	// for these sources, and not allowed for others.
 	Path string `yaml:"path,omitempty"`
@@ -154,5 +156,13 @@ func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
 // AssignsVIPs tells whether the agent puts the VIPs on the loopback interface.
 func (n AgentNode) AssignsVIPs() bool { return n.AssignVIPs == nil || *n.AssignVIPs }
 
-// Hunts tells whether balancers may offer the service's connections to this server.
-func (s AgentService) Hunts() bool { return s.Protocol == TCP && s.Encapsulation.IsSRv6() }
+// Hunts tells whether balancers may offer the service's connections to this server: those of TCP in
+// an SRv6 encapsulation, and those of QUIC there, if the service has an accept policy or a load
+// source.
+func (s AgentService) Hunts() bool {
+	isQUIC := s.Protocol == UDP && (s.Accept.Policy != "" || s.Load.Kind != "")
+	return s.Encapsulation.IsSRv6() && (s.Protocol == TCP || isQUIC)
+}
+
+// UsesLoad tells whether the policy decides by the load of the server.
+func (p AcceptPolicy) UsesLoad() bool { return p != AcceptAlways && p != AcceptNever }

@@ -269,11 +269,13 @@ func (given Given) defaultAgentService(s *AgentService, path string) {
 		setDefault(given, fieldpath.Child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
 		setDefault(given, fieldpath.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
 	}
-	setDefault(given, fieldpath.Child(path, "load.source"), &s.Load.Kind, LoadConnections)
+	if s.Protocol == TCP {
+		setDefault(given, fieldpath.Child(path, "load.source"), &s.Load.Kind, LoadConnections)
+		setDefault(given, fieldpath.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
+	}
 	if s.Load.Kind.IsPolled() {
 		setDefault(given, fieldpath.Child(path, "load.interval"), &s.Load.Interval, loadIntervals[s.Load.Kind])
 	}
-	setDefault(given, fieldpath.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
 }
 
 // defaultAgentQUIC sets the defaults of the forms of connection IDs, and of the server ID in the

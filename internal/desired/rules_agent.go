@@ -67,7 +67,7 @@ const MostBalancers = 1024
 // checkBalancers checks the prefixes in node.balancers.
 func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService) {
 	if len(services) > 0 && !slices.ContainsFunc(services, AgentService.mayHunt) {
-		r.refuse("node.balancers", len(prefixes) > 0, "only for TCP services in srv6-insert or srv6-encap: other services do not hunt")
+		r.refuse("node.balancers", len(prefixes) > 0, "only for services that hunt: %s", thatHunt)
 	}
 	if len(prefixes) > MostBalancers {
 		r.failf("node.balancers", "must have at most %d prefixes", MostBalancers)
@@ -89,6 +89,9 @@ func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService)
 	}
 }
 
+// thatHunt says which services of an agent hunt.
+const thatHunt = "TCP in srv6-insert or srv6-encap, and UDP there with accept.policy or load.source"
+
 // mayHunt tells whether a service hunts, or may hunt after the error in its protocol or
 // encapsulation is corrected.
 func (s AgentService) mayHunt() bool {
@@ -99,19 +102,40 @@ func (s AgentService) mayHunt() bool {
 // checkHunting checks the fields about offered connections.
 func (r *rules) checkHunting(path string, s AgentService) {
 	if !s.mayHunt() {
-		const other = "only for TCP in srv6-insert or srv6-encap: other services do not hunt"
+		const other = "only for services that hunt: " + thatHunt
 		r.refuse(fieldpath.Child(path, "accept"), s.Accept != Accept{}, other)
 		r.refuse(fieldpath.Child(path, "load"), s.Load != Source{}, other)
-		r.refuse(fieldpath.Child(path, "not-local"), s.NotLocal != "", other)
-		r.refuse(fieldpath.Child(path, "drained"), s.Drained, "only for TCP in srv6-insert or srv6-encap: balancers do "+
+		r.refuse(fieldpath.Child(path, "not-local"), s.NotLocal != "" && s.Protocol == TCP, other)
+		r.refuse(fieldpath.Child(path, "drained"), s.Drained, other+"; balancers do "+
 			"not ask the servers of other services; drain the server at the balancers")
 	}
+	r.refuse(fieldpath.Child(path, "not-local"), s.NotLocal != "" && s.Protocol == UDP, "only for TCP: UDP has no resets")
 	if !s.Hunts() {
 		return
 	}
 	r.checkAccept(fieldpath.Child(path, "accept"), s.Accept)
+	if s.Protocol == UDP {
+		r.checkQUICLoad(fieldpath.Child(path, "load"), s)
+		return
+	}
 	r.checkLoad(fieldpath.Child(path, "load"), s.Load)
 	checkKnown(r, fieldpath.Child(path, "not-local"), s.NotLocal, NotLocalDrop, NotLocalReset)
+}
+
+// checkQUICLoad checks the load source of a service of UDP that hunts.
+func (r *rules) checkQUICLoad(path string, s AgentService) {
+	switch at := fieldpath.Child(path, "source"); s.Load.Kind {
+	case "":
+		if s.Accept.Policy.UsesLoad() {
+			r.failf(at, "required by UDP with policy %s: the agent does not count connections of UDP", s.Accept.Policy)
+		}
+		r.refuse(path, s.Load != Source{}, "not used without source")
+	case LoadConnections, LoadAcceptQueue:
+		r.failf(at, "must be %s, %s or %s for UDP: the agent sees connections of TCP only",
+			LoadSharedMemory, LoadCgroup, LoadApache)
+	default:
+		r.checkLoad(path, s.Load)
+	}
 }
 
 // refuse reports a field that is present although it has no meaning.
