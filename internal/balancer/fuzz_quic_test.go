@@ -19,7 +19,8 @@ type quicService struct {
 	flow   dataplane.Flow
 	kind   desired.Encapsulation
 	form   desired.QUIC
-	former bool // it had a flow table before
+	former bool // it had a flow table before, and placement hash
+	hunts  bool
 	// rotated is the form before form, or nil if there was none.
 	rotated *desired.QUIC
 }
@@ -27,20 +28,24 @@ type quicService struct {
 var quicServices = []quicService{
 	{"quic-encap", flowTo(vip6, 101, desired.UDP), desired.SRv6Encap,
 		desired.QUIC{Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true},
-		false, nil},
+		false, false, nil},
 	{"quic-insert", flowTo(vip6, 102, desired.UDP), desired.SRv6Insert,
-		desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 8}, false,
+		desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 8}, false, false,
 		&desired.QUIC{Rotation: 4, ServerIDLength: 15, NonceLength: 4}},
 	{"quic-gre", flowTo(vip4, 103, desired.UDP), desired.GRE,
-		desired.QUIC{Rotation: 6, ServerIDLength: 15, NonceLength: 4}, false,
+		desired.QUIC{Rotation: 6, ServerIDLength: 15, NonceLength: 4}, false, false,
 		&desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 4, EncodeLength: true}},
 	{"quic-ipip", flowTo(vip4, 104, desired.UDP), desired.IPIP,
 		desired.QUIC{Rotation: 5, ServerIDLength: 8, NonceLength: 8, EncodeLength: true},
-		false, nil},
+		false, false, nil},
 	{"quic-encap4", flowTo(vip4, 106, desired.UDP), desired.SRv6Encap,
-		desired.QUIC{Rotation: 3, ServerIDLength: 15, NonceLength: 4}, false, nil},
+		desired.QUIC{Rotation: 3, ServerIDLength: 15, NonceLength: 4}, false, false, nil},
 	{"quic-former", flowTo(vip6, 105, desired.UDP), desired.SRv6Encap,
-		desired.QUIC{Rotation: 1, ServerIDLength: 2, NonceLength: 5}, true, nil},
+		desired.QUIC{Rotation: 1, ServerIDLength: 2, NonceLength: 5}, true, false, nil},
+	{"quic-hunt", flowTo(vip6, 107, desired.UDP), desired.SRv6Insert,
+		desired.QUIC{Rotation: 1, ServerIDLength: 3, NonceLength: 8}, false, true, nil},
+	{"quic-hunt4", flowTo(vip4, 108, desired.UDP), desired.SRv6Encap,
+		desired.QUIC{Rotation: 2, ServerIDLength: 1, NonceLength: 4}, true, true, nil},
 }
 
 // quicServerCount is the number of servers of each of quicServices.
@@ -69,6 +74,9 @@ func (q quicService) service(former bool) desired.Service {
 	if !former {
 		form := q.form
 		svc.Persistence, svc.QUIC, svc.FormerQUIC = desired.PersistenceQUIC, &form, q.rotated
+		if q.hunts {
+			svc.Placement, svc.Selection = desired.PlacementHunt, desired.SelectConsistent
+		}
 	}
 	return svc
 }
@@ -163,7 +171,7 @@ func (r *reference) varyQUIC(random *rand.Rand) {
 // quicReasons are the reasons for which services with persistence quic forward packets.
 var quicReasons = []string{
 	"quic forward_new", "quic forward_known", "quic forward_recover", "quic forward_fragment",
-	"quic forward_icmp",
+	"quic forward_icmp", "quic forward_hunt",
 }
 
 // isQUIC tells whether one of quicServices got a frame.

@@ -410,8 +410,9 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 //     cookie. If the balancer has hints, the server returns a packet whose flow it does not have.
 //   - If flows are found by columns without cookies, a server also checks whether it has the flow.
 //     It always returns a packet whose flow it does not have.
-//   - For other services that do not hunt, a server just delivers the packet.
-//   - For a service that hunts, the packet acknowledges that the balancer knows the flow, which the
+//   - For other services that do not hunt, a server just delivers the packet. So it does for QUIC:
+//     no server signals, and the packet names the server.
+//   - For any other service that hunts, the packet acknowledges that the balancer knows the flow, which the
 //     server waits for. If load reports order the servers, the packet also asks for a report.
 func knownSIDOf(svc *desired.Service, hasHints bool) dataplane.KnownSID {
 	switch persistence := svc.Persistence.Method(); {
@@ -422,7 +423,7 @@ func knownSIDOf(svc *desired.Service, hasHints bool) dataplane.KnownSID {
 		}.Argument()}
 	case persistence.ByColumn:
 		return dataplane.KnownSID{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
-	case !svc.ServersDecide():
+	case !svc.ServersDecide(), persistence.HasIDs:
 		return dataplane.KnownSID{Function: srv6.Deliver}
 	}
 	return dataplane.KnownSID{

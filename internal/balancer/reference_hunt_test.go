@@ -41,7 +41,7 @@ func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason str
 		if e == nil {
 			e = half
 		}
-		return r.offer(p, svc, e), "forward_hunt"
+		return r.offer(p, svc, r.askedFirst(svc, e)), "forward_hunt"
 	}
 	if holder != nil {
 		asked := r.seek(p, svc, holder)
@@ -73,9 +73,10 @@ func (r *reference) confirm(
 	return server, "forward_new"
 }
 
-// offer returns the course of a SYN that is unknown, or that leaves the server of its entry.
-func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []stage {
-	names, asked := r.taking(p.flow, svc, svc.Candidates), r.askedFirst(svc, e)
+// offer returns the course of a packet that begins a connection. The servers in asked may have the
+// connection, and are asked first.
+func (r *reference) offer(p parsed, svc *desired.Service, asked []stage) []stage {
+	names := r.taking(p.flow, svc, svc.Candidates)
 	names = slices.DeleteFunc(names, func(name string) bool {
 		return len(asked) > 0 && asked[0].server == name
 	})
@@ -122,7 +123,7 @@ func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names
 
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
 func (r *reference) isStale(e *referenceEntry, svc *desired.Service) bool {
-	asksServers := svc.Placement.Method().ServersDecide && !svc.FindsByColumn()
+	asksServers := svc.IsAnswered() && !svc.FindsByColumn()
 	return asksServers && e.age(r.now()) >= flowMinIdle
 }
 

@@ -72,6 +72,8 @@ func bucketTells(svc *desired.Service) bool {
 	switch placement := svc.Placement.Method(); {
 	case placement.FollowsFlow || svc.FindsByColumn():
 		return true
+	case svc.Persistence == desired.PersistenceQUIC: // no server can be asked
+		return false
 	case placement.ServersDecide:
 		return svc.Selection.Method().NotInRow == ""
 	}

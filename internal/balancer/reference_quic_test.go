@@ -21,21 +21,33 @@ func (r *reference) findByID(p parsed, svc *desired.Service) (to []stage, reason
 		}
 	}
 	id, opens := connectionID(p.datagram)
-	if server := serverNamed(svc, id); server != nil && !opens {
-		return alone(srv6.Deliver, server), "forward_known"
+	named := serverNamed(svc, id)
+	if named != nil && !opens {
+		return alone(srv6.Deliver, named), "forward_known"
 	}
-	server := r.place(p.flow, svc)
-	if server == nil {
-		return nil, ""
+	if opens && svc.ServersDecide() {
+		to, reason = r.offerInitial(p, svc, named), "forward_hunt"
+	} else if server := r.place(p.flow, svc); server != nil {
+		to, reason = alone(srv6.Deliver, server), "forward_new"
 	}
-	if !opens {
-		return alone(srv6.Deliver, server), "forward_recover"
+	if to == nil || !opens {
+		return to, "forward_recover"
 	}
 	if e := r.bucketOf(p.flow).find(p.flow, svc.Name); isFormer && e != nil &&
-		e.server != svc.Name+"/"+server.Name {
+		e.server != svc.Name+"/"+to[0].server {
 		*e = referenceEntry{} // later packets of the connection go by their IDs
 	}
-	return alone(srv6.Deliver, server), "forward_new"
+	return to, reason
+}
+
+// offerInitial returns the course of an Initial or 0-RTT packet under placement hunt. If the packet
+// names a server, that server may have the connection, and so is asked first.
+func (r *reference) offerInitial(p parsed, svc *desired.Service, named *desired.Server) []stage {
+	var asked []stage
+	if named != nil && r.reaches(named.Name) {
+		asked = stages(srv6.Steer, named.Name)
+	}
+	return r.offer(p, svc, asked)
 }
 
 // connectionID returns the destination connection ID of the first packet in a datagram. With a

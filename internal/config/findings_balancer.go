@@ -141,7 +141,7 @@ func (i *inspection) unsignedSignals(b *desired.Balancer) {
 		return
 	}
 	for n, s := range b.Services {
-		if s.ServersDecide() {
+		if s.IsAnswered() {
 			i.findf(desired.SignalKeyField, "missing: any host that can send packets to %s through %s can pose as "+
 				"a server of %s; give all nodes the same key", b.Node.Locator, b.Node.Inside, fieldpath.Item("services", n))
 			return

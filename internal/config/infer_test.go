@@ -111,8 +111,8 @@ func TestInferRules(t *testing.T) {
 		{"stateless", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: stateless", column("stateless")},
 		{"hint", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: hint", column("hint")},
 		{"quic", "placement: sed", "placement: sed\n    persistence: quic", []problem{
-			{"services[1].placement", "must be hash for persistence quic: a client sends several packets " +
-				"before it knows the server's connection ID, and only hash leads all of them to one server"},
+			{"services[1].placement", "must be hash or hunt for persistence quic: a client sends several packets " +
+				"before it knows the server's connection ID, and only these placements lead all of them to one server"},
 			{"services[1].servers[0].quic-id", "required by persistence quic"},
 		}},
 		{"stateless candidates", block, "persistence: stateless\n    buckets: 1021", nil},

@@ -366,7 +366,7 @@ func TestServiceRules(t *testing.T) {
 		{"selection of round-robin", "placement: hash", "placement: round-robin\n    selection: consistent",
 			one("services[0].selection", "not used by placement round-robin")},
 		{"hunt for UDP", "protocol: tcp\n    placement: hash", "protocol: udp\n    placement: hunt",
-			one("services[0].protocol", "must be tcp for placement hunt: without a handshake, the balancer cannot learn which server accepts a flow")},
+			one("services[0].protocol", "must be tcp for placement hunt, except with persistence quic: without a handshake or connection IDs, the balancer cannot learn which server accepts a flow")},
 		{"hunt by gre", "protocol: udp\n    encapsulation: gre", "protocol: tcp\n    placement: hunt\n    encapsulation: gre",
 			one("services[1].encapsulation",
 				"must be srv6-insert or srv6-encap for placement hunt: gre has no segment list")},
@@ -834,8 +834,10 @@ func TestQUICRules(t *testing.T) {
 		{"TCP", "protocol: udp", "protocol: tcp", one("services[0].protocol", "must be udp for persistence quic: "+
 			"only packets of QUIC, which are datagrams of UDP, have connection IDs")},
 		{"round-robin", "placement: hash", "placement: round-robin", one("services[0].placement",
-			"must be hash for persistence quic: a client sends several packets before it knows the "+
-				"server's connection ID, and only hash leads all of them to one server")},
+			"must be hash or hunt for persistence quic: a client sends several packets before it knows the "+
+				"server's connection ID, and only these placements lead all of them to one server")},
+		{"hunt by ipip", "placement: hash", "placement: hunt", one("services[0].encapsulation",
+			"must be srv6-insert or srv6-encap for placement hunt: ipip has no segment list")},
 		{"selection", "placement: hash", "placement: hash\n    selection: consistent",
 			one("services[0].selection", "not used by placement hash")},
 		{"history", "placement: hash", "placement: hash\n    history: 3",
@@ -845,6 +847,24 @@ func TestQUICRules(t *testing.T) {
 			{"services[0].servers[0].quic-id", unused},
 			{"services[0].servers[1].quic-id", unused},
 		}},
+	})
+}
+
+// TestQUICHuntRules checks a service of QUIC whose servers decide.
+func TestQUICHuntRules(t *testing.T) {
+	valid := strings.NewReplacer("placement: hash", "placement: hunt", "ipip", "srv6-insert", "198.51.100.4", "2001:db8:80::4",
+		"address: 192.0.2.53", `locator: "fd00:5:0:1::/64"`, "address: 192.0.2.54", `locator: "fd00:5:0:2::/64"`).Replace(validQUIC)
+	const reports = "servers report their loads in signals, and send none"
+	selection := func(name, why string) mutation {
+		return mutation{name, "placement: hunt", "placement: hunt\n    selection: " + name,
+			one("services[0].selection", "must not be "+name+" for persistence quic: "+why)}
+	}
+	checkMutations(t, valid, ParseBalancer, []mutation{
+		{"selection", "placement: hunt", "placement: hunt\n    selection: consistent", nil},
+		{"no signals to take", "interface: eth0", "interface: eth0, internal: false", nil},
+		selection("random", "a handshake has several packets, and each would be offered to other servers"),
+		selection("reports", reports),
+		selection("spare", reports),
 	})
 }
 

@@ -230,6 +230,10 @@ func (c *comparison) service(
 		}
 	}
 	mustBeSame("encapsulation", text(service.Encapsulation), text(own.Encapsulation))
+	if service.ServersDecide() && own.Protocol == desired.UDP && !own.Hunts() {
+		c.differ(a, fieldpath.Child(ownAt, "load"), "missing, and the balancer offers connections of the service, which "+
+			"the server then passes on: %s", b.at(fieldpath.Child(serviceAt, "placement")))
+	}
 	if service.QUIC != nil {
 		form := fmt.Stringer(text("missing"))
 		if own.QUIC != nil {

@@ -31,7 +31,7 @@ func (d *document) warnOfAgent(a *desired.Agent) {
 // warnOfForgedSignals warns if the balancer cannot tell a server's signal from a forged one: it has
 // no key for signals, and an interface that is inside the domain.
 func (d *document) warnOfForgedSignals(b *desired.Balancer) {
-	hunts := func(s desired.Service) bool { return s.ServersDecide() }
+	hunts := func(s desired.Service) bool { return s.IsAnswered() }
 	hunting := slices.IndexFunc(b.Services, hunts)
 	if hunting < 0 || !b.Node.IsInternal() || b.Node.SignalKey != "" {
 		return

@@ -274,6 +274,8 @@ func (m PersistenceMethod) whyNot(selection Selection) string {
 		return s.NotInRow
 	case s.OrdersByReports && !m.ServersSignal:
 		return "servers report their loads in signals, and send none"
+	case m.HasIDs && !s.FollowsFlow:
+		return "a handshake has several packets, and each would be offered to other servers"
 	}
 	return ""
 }

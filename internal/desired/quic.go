@@ -89,12 +89,12 @@ func (r *rules) checkQUIC(path string, s *Service) {
 		return
 	}
 	r.checkQUICProtocol(path, s.Protocol, fmt.Sprintf("persistence %s", s.Persistence))
-	if placement := s.Placement.Method(); placement.Name != "" && !placement.FollowsFlow {
+	if placement := s.Placement.Method(); placement.Name != "" && !placement.FollowsFlow && !placement.ServersDecide {
 		r.failf(fieldpath.Child(path, "placement"),
-			"must be %s for persistence %s: a client sends several packets "+
+			"must be %s or %s for persistence %s: a client sends several packets "+
 				"before it knows the server's connection ID, "+
-				"and only %s leads all of them to one server",
-			PlacementHash, s.Persistence, PlacementHash)
+				"and only these placements lead all of them to one server",
+			PlacementHash, PlacementHunt, s.Persistence)
 	}
 	if s.QUIC == nil {
 		r.failf(at, "required by persistence %s", s.Persistence)

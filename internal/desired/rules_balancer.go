@@ -140,7 +140,7 @@ func (r *rules) checkInside(b *Balancer) {
 // hunt". It is empty if they send none.
 func (b *Balancer) signalledBy(s *Service) string {
 	switch persistence := s.Persistence.Method(); {
-	case s.ServersDecide():
+	case s.IsAnswered():
 		return fmt.Sprintf("placement is %s", s.Placement)
 	case persistence.NeedsHints:
 		return fmt.Sprintf("persistence is %s", s.Persistence)
@@ -248,9 +248,9 @@ func (r *rules) checkHunt(path string, s *Service) {
 		return
 	}
 	checkKnown(r, at, s.Selection, placement.Selections...)
-	if at := fieldpath.Child(path, "protocol"); s.Protocol == UDP {
-		r.failf(at, "must be %s for placement %s: without a handshake, the balancer cannot learn which server accepts a flow",
-			TCP, s.Placement)
+	if at := fieldpath.Child(path, "protocol"); s.Protocol == UDP && !s.Persistence.Method().HasIDs {
+		r.failf(at, "must be %s for placement %s, except with persistence %s: without a handshake or connection IDs, "+
+			"the balancer cannot learn which server accepts a flow", TCP, s.Placement, PersistenceQUIC)
 	}
 	if at := fieldpath.Child(path, "encapsulation"); s.Encapsulation.IsTunnel() {
 		r.failf(at, "must be %s or %s for placement %s: %s has no segment list",
@@ -262,6 +262,10 @@ func (r *rules) checkHunt(path string, s *Service) {
 func (r *rules) checkPersistence(path string, s *Service) {
 	at, history := fieldpath.Child(path, "generations"), fieldpath.Child(path, "history")
 	persistence := s.Persistence.Method().orDefault()
+	if why := persistence.whyNot(s.Selection); why != "" {
+		r.failf(fieldpath.Child(path, "selection"), "must not be %s for persistence %s: %s",
+			s.Selection, s.Persistence, why)
+	}
 	if !persistence.ByColumn {
 		checkRange(r, at, s.Generations, 1, persistence.MaxGenerations)
 		if s.History != 0 {
@@ -282,10 +286,6 @@ func (r *rules) checkPersistence(path string, s *Service) {
 	if s.Placement.Method().TakesTurns() {
 		r.failf(fieldpath.Child(path, "placement"), "must be %s or %s for persistence %s: the server of a flow in turn is in no column of its bucket",
 			PlacementHash, PlacementHunt, s.Persistence)
-	}
-	if why := persistence.whyNot(s.Selection); why != "" {
-		r.failf(fieldpath.Child(path, "selection"), "must not be %s for persistence %s: %s",
-			s.Selection, s.Persistence, why)
 	}
 	if s.Buckets*s.Candidates > MaxColumns {
 		r.failf(fieldpath.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",

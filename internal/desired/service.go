@@ -223,6 +223,10 @@ func (s Selection) OrdersByReports() bool { return s.Method().OrdersByReports }
 // ServersDecide tells whether the service's servers decide which of them gets a new flow.
 func (s *Service) ServersDecide() bool { return s.Placement.Method().ServersDecide }
 
+// IsAnswered tells whether the servers that decide tell the balancer by signals which of them has
+// accepted a flow. Servers of QUIC do not, because its packets name the server.
+func (s *Service) IsAnswered() bool { return s.ServersDecide() && !s.Persistence.Method().HasIDs }
+
 // Takes tells whether at least one server may get new flows.
 func (s *Service) Takes() bool {
 	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })

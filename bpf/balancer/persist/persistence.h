@@ -45,7 +45,7 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 	if (persists_by(service, PERSISTENCE_HINT))
 		return lookup_hint(pkt, service, holder, segments);
 	if (persists_by(service, PERSISTENCE_QUIC))
-		return lookup_quic(ctx, pkt, service, segments);
+		return lookup_quic(ctx, pkt, service, holder, segments);
 	return LB_NONE;
 }
 

@@ -3,6 +3,9 @@
  * Persistence `quic`: the balancer keeps nothing about flows. Servers put their server IDs into the
  * connection IDs that they issue, and clients send these (docs/operate/quic.md). So a packet names
  * its server, whatever the client's address is. Packets that name no server are placed.
+ *
+ * Initial and 0-RTT packets are placed even if they name a server, because clients choose their
+ * first IDs. Under `hunt`, the named server is asked first whether it has taken the connection.
  */
 #ifndef SEGUE_BALANCER_PERSIST_QUIC_H
 #define SEGUE_BALANCER_PERSIST_QUIC_H
@@ -33,7 +36,10 @@ struct {
 
 /* What server_of_id() returns if the packet names no server. */
 #define ID_UNKNOWN -1
-#define ID_OF_CLIENT -2 /* an Initial or 0-RTT packet: the client has chosen the ID */
+#define ID_OF_CLIENT -2 /* an Initial or 0-RTT packet: the client may have chosen the ID */
+/* In place of ID_OF_CLIENT under `hunt`: this bit, and the number of a server. */
+#define ID_OF_BOTH (1 << 16)
+_Static_assert(MAX_SERVERS <= ID_OF_BOTH, "the number of a server has more bits");
 
 #define QUIC_ROTATION_SHIFT 5 /* of the rotation in the first octet of an ID */
 
@@ -58,7 +64,7 @@ static __always_inline bool read_form(const struct service *service, __u8 first,
 }
 
 /*
- * The server that a packet's connection ID names. ID_OF_CLIENT: the client has chosen the ID.
+ * The server that a packet's connection ID names. ID_OF_CLIENT: the client may have chosen the ID.
  * ID_UNKNOWN: there is no ID, or it names no server of the service. It decides as Config.ServerID
  * in quiclb/quiclb.go does. The lookup in quic_servers compares the first octet, too: its rotation,
  * and the length if the octet contains it. Not inlined: see handle_in_full.
@@ -72,25 +78,29 @@ __noinline int server_of_id(struct xdp_md *ctx, const struct packet *pkt,
 	const __u32 *slot;
 	struct cursor at;
 	bool opens;
+	int unnamed;
 
 	if (!pkt || !service || pkt->key.protocol != IPPROTO_UDP)
 		return ID_UNKNOWN;
 	move_to(&at, ctx, pkt);
 	if (!enter_udp(&at) || !find_connection_id(&at, &opens))
 		return ID_UNKNOWN;
-	if (opens)
+	if (opens && !places_by(service, PLACEMENTS_HUNTING))
 		return ID_OF_CLIENT;
+	unnamed = opens ? ID_OF_CLIENT : ID_UNKNOWN;
 	first = at.pos;
 	if (!has(&at, sizeof(*first)) || !read_form(service, *first, &form) ||
 	    at.left < form.length)
-		return ID_UNKNOWN;
+		return unnamed;
 	prefix.service = service->id;
 	prefix.length = form.server_id_length & (QUIC_PREFIX_SIZE - 1);
 	if (bpf_xdp_load_bytes(ctx, at.pos - frame_start(ctx), prefix.octets, prefix.length + 1))
-		return ID_UNKNOWN;
+		return unnamed;
 	prefix.octets[0] &= form.mask;
 	slot = bpf_map_lookup_elem(&quic_servers, &prefix);
-	return slot && serves(server_at(*slot), service) ? (int)*slot : ID_UNKNOWN;
+	if (!slot || !serves(server_at(*slot), service))
+		return unnamed;
+	return opens ? (int)*slot | ID_OF_BOTH : (int)*slot;
 }
 
 /* Finds the server of a plain packet (is_plain) by its connection ID. False: handle_in_full()
@@ -101,7 +111,7 @@ static __always_inline bool lookup_quic_plain(struct xdp_md *ctx, const struct p
 {
 	int number = server_of_id(ctx, pkt, service);
 
-	if (number < 0)
+	if (number < 0 || number & ID_OF_BOTH)
 		return false;
 	flow_assume(flow, &pkt->key, number);
 	go_to(segments, number, server_at(number));
@@ -109,15 +119,18 @@ static __always_inline bool lookup_quic_plain(struct xdp_md *ctx, const struct p
 }
 
 /* Finds the server of a packet by its connection ID. A connection stays with its server even if the
- * server fails or is drained. The reason is none if the packet is to be placed. */
+ * server fails or is drained. The reason is none if the packet is to be placed. `holder` is as in
+ * lookup(). */
 static __always_inline enum lb_reason lookup_quic(struct xdp_md *ctx, struct packet *pkt,
-						  const struct service *service,
+						  const struct service *service, int *holder,
 						  struct segments *segments)
 {
 	int number = server_of_id(ctx, pkt, service);
 
-	pkt->opens_quic = number == ID_OF_CLIENT;
-	if (number < 0)
+	pkt->opens_quic = number == ID_OF_CLIENT || (number >= 0 && number & ID_OF_BOTH);
+	if (number >= 0 && pkt->opens_quic)
+		*holder = number & (ID_OF_BOTH - 1);
+	if (number < 0 || pkt->opens_quic)
 		return LB_NONE;
 	go_to(segments, number, server_at(number));
 	return LB_FORWARD_KNOWN;

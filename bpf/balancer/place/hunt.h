@@ -168,11 +168,20 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	return true;
 }
 
-/* Offers a SYN to servers, and seeks the server of any other packet. */
+/* Whether servers decide about a packet. They know the connections of TCP, and those of QUIC that
+ * have just begun. Other packets of QUIC name their server, or are placed by their bucket. */
+static __always_inline bool is_hunted(const struct packet *pkt)
+{
+	return !has_features(PERSISTENCE_BIT(PERSISTENCE_QUIC)) || pkt->opens_quic ||
+	       pkt->key.protocol == IPPROTO_TCP;
+}
+
+/* Offers a SYN, or an Initial or 0-RTT packet of QUIC, to servers, and seeks the server of any other
+ * packet. */
 static __always_inline bool place_hunt(const struct packet *pkt, const struct service *service,
 				       int holder, struct segments *segments)
 {
-	if (starts_connection(pkt))
+	if (starts_connection(pkt) || pkt->opens_quic)
 		return offer(pkt, service, holder, segments);
 	return seek(pkt, service, holder, segments);
 }

@@ -55,7 +55,7 @@ static __always_inline bool place_picked(const struct packet *pkt, const struct 
 static __always_inline bool choose(const struct packet *pkt, const struct service *service,
 				   int holder, struct segments *segments)
 {
-	if (places_by(service, PLACEMENTS_HUNTING))
+	if (places_by(service, PLACEMENTS_HUNTING) && is_hunted(pkt))
 		return place_hunt(pkt, service, holder, segments);
 	/* Packets for which nothing is picked are handled as under hash. */
 	return (places_by(service, PLACEMENTS_PICKING) && place_picked(pkt, service, segments)) ||
@@ -84,6 +84,9 @@ static __always_inline bool bucket_tells(const struct service *service)
 {
 	if (stays_in_row(service))
 		return true;
+	/* No server can be asked about a flow of QUIC. */
+	if (persists_by(service, PERSISTENCE_QUIC))
+		return !places_by(service, PLACEMENTS_HUNTING);
 	/* Any server of the row may have the flow, so one has to pass the packet on. */
 	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)))
 		return service->rule.flags & RULE_SERVERS_PASS_ON;
@@ -96,7 +99,7 @@ static __always_inline bool bucket_tells(const struct service *service)
 static __always_inline bool choose_related(const struct packet *pkt, const struct service *service,
 					   struct segments *segments)
 {
-	return places_by(service, PLACEMENTS_HUNTING)
+	return places_by(service, PLACEMENTS_HUNTING) && is_hunted(pkt)
 		       ? visit(&pkt->key, service, SID_STEER, segments)
 		       : place_hash_related(&pkt->key, service, segments);
 }
