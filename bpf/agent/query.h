@@ -18,14 +18,17 @@ struct socket_query {
 	struct backlog backlog;
 };
 
-/* Returns the state (BPF_TCP_*) of the socket that gets the flow's packets. Returns 0 if there is
- * no such socket. Where Linux has TIME_WAIT for a connection that is not over (is_over), it returns
- * FIN_WAIT2. */
+/* Returns the state (BPF_TCP_*) of the socket that gets the flow's packets. A socket of UDP listens.
+ * Returns 0 if there is no such socket. Where Linux has TIME_WAIT for a connection that is not over
+ * (is_over), it returns FIN_WAIT2. */
 static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_key *key)
 {
-	struct bpf_sock *socket = find_socket(ctx, key, key->source_port);
+	struct bpf_sock *socket;
 	__u32 state;
 
+	if (key->protocol == IPPROTO_UDP)
+		return receives_udp(ctx, key) ? BPF_TCP_LISTEN : 0;
+	socket = find_socket(ctx, key, key->source_port);
 	if (!socket)
 		return 0;
 	state = socket->state;

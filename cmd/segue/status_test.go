@@ -424,6 +424,8 @@ func TestStatusErrors(t *testing.T) {
 			"--connection-id c460: not possible for a tcp flow"},
 		{"trace --connection-id c460 --length 30 udp 192.0.2.1:1 192.0.2.2:2",
 			"--length 30: must be from 31 to 65535"},
+		{"trace --packet initial tcp 192.0.2.1:1 192.0.2.2:2", "--packet initial: not possible for a tcp flow"},
+		{"trace --packet initial --length 42 udp 192.0.2.1:1 192.0.2.2:2", "--length 42: must be from 43 to 65535"},
 		{"trace sctp 192.0.2.1:1 192.0.2.2:2", `protocol "sctp": must be tcp or udp`},
 		{"trace tcp 192.0.2.1 192.0.2.2:2", `source "192.0.2.1": must be ADDRESS:PORT`},
 		{"trace tcp 192.0.2.1:1 2001:db8::1:80", `destination "2001:db8::1:80": must be ADDRESS:PORT, with an IPv6 address in brackets`},
@@ -437,7 +439,7 @@ func TestStatusErrors(t *testing.T) {
 		{"trace tcp 192.0.2.1:1 [2001:db8::1]:80", "must be of the same IP version"},
 		{"trace --length 39 tcp 192.0.2.1:1 192.0.2.2:2", "--length 39: must be from 40 to 65535"},
 		{"trace --length 47 udp [2001:db8::1]:1 [2001:db8::2]:2", "--length 47: must be from 48 to 65535"},
-		{"trace --packet fin tcp 192.0.2.1:1 192.0.2.2:2", `--packet "fin": must be auto, syn or later`},
+		{"trace --packet fin tcp 192.0.2.1:1 192.0.2.2:2", `--packet "fin": must be auto, syn, later or initial`},
 		{"trace --packet syn udp 192.0.2.1:1 192.0.2.2:2", "--packet syn: not possible for a udp flow"},
 	} {
 		_, err := runSegue(t.Context(), strings.Fields(test.args)...)

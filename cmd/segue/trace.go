@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -94,11 +95,11 @@ the answer is unknown, for example because a server does not answer.`,
 		},
 	}
 	cmd.Flags().StringVarP(&o.instance, "instance", "i", "", "`name` of the balancer or agent")
-	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of TCP packet: auto, syn or later")
+	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of packet: auto, syn or later for TCP, auto or initial for QUIC")
 	cmd.Flags().Uint32Var(&o.echo, "echo", 0, "TCP timestamps with this TSecr, a `number` (default: no timestamps)")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers only)")
 	cmd.Flags().StringVar(&o.connectionID, "connection-id", "",
-		"destination connection ID of a QUIC packet with a short header, in `hex`")
+		"destination connection ID of a QUIC packet, in `hex`")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
 	cmd.Flags().StringVar(&o.next, "next", "", "for an agent: `address` (SID) of the next server")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
@@ -111,12 +112,12 @@ func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 	switch {
 	case err != nil:
 		return err
-	case o.kind != "auto" && o.kind != "syn" && o.kind != "later":
-		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
+	case !slices.Contains([]string{"auto", "syn", "later", initialPacket}, o.kind):
+		return fmt.Errorf("--packet %q: must be auto, syn, later or initial", o.kind)
 	case o.hasEcho && flow.Protocol != desired.TCP:
 		return fmt.Errorf("--echo %d: not possible for a udp flow", o.echo)
-	case o.kind != "auto" && flow.Protocol != desired.TCP:
-		return fmt.Errorf("--packet %s: not possible for a udp flow", o.kind)
+	case o.kind != "auto" && (o.kind == initialPacket) != (flow.Protocol == desired.UDP):
+		return fmt.Errorf("--packet %s: not possible for a %s flow", o.kind, flow.Protocol)
 	case o.connectionID != "" && flow.Protocol != desired.UDP:
 		return fmt.Errorf("--connection-id %s: not possible for a tcp flow", o.connectionID)
 	case cmd.Flags().Changed("next") && !isIPv6(o.next):
@@ -181,6 +182,10 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 // longestConnectionID is the greatest length of connection IDs in octets (RFC 9000 section 17.2).
 const longestConnectionID = 20
 
+// shortestFirstID is the least length of the first connection ID that a client chooses, in octets
+// (RFC 9000 section 7.2).
+const shortestFirstID = 8
+
 // The lengths of headers in bytes. ipv4Header and tcpHeader are without options; timestampOption is
 // with padding.
 const (
@@ -189,8 +194,10 @@ const (
 	tcpHeader       = 20
 	udpHeader       = 8
 	timestampOption = 12
-	firstQUICByte   = 1 // of a short header, before the connection ID
 )
+
+// initialPacket is the value of --packet for an Initial packet of QUIC.
+const initialPacket = "initial"
 
 // packet returns the packet that the flags describe. Without --length, it has the shortest possible
 // length.
@@ -201,7 +208,10 @@ func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 			"--connection-id %q: must be an even number of hexadecimal digits, "+
 				"at most %d octets", o.connectionID, longestConnectionID)
 	}
-	packet := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id}
+	packet := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id, Opens: o.kind == initialPacket}
+	if packet.Opens && len(id) == 0 {
+		packet.ConnectionID = make([]byte, shortestFirstID)
+	}
 	shortest := ipv6Header
 	if flow.Source.Addr().Is4() {
 		shortest = ipv4Header
@@ -211,8 +221,8 @@ func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 	} else {
 		shortest += udpHeader
 	}
-	if len(id) > 0 {
-		shortest += firstQUICByte + len(id)
+	if packet.Opens || len(id) > 0 {
+		shortest += len(inspect.QUICHeader(packet.Opens, packet.ConnectionID))
 	}
 	if o.hasEcho {
 		packet.Echo = &o.echo
@@ -298,7 +308,7 @@ func trace(ctx context.Context, instance string, packet inspect.Packet, kind str
 		return nil, err
 	}
 	defer view.Close()
-	packet.Opens = kind == "syn"
+	packet.Opens = kind == "syn" || kind == initialPacket
 	t, err := view.Trace(packet)
 	if err != nil {
 		return nil, err

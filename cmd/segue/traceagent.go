@@ -18,15 +18,16 @@ import (
 // agentTrace prints the state of a connection in an agent. It returns an error if the socket is
 // unknown, because the agent is in another network namespace.
 func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOptions) error {
-	if flow.Protocol != desired.TCP {
-		return fmt.Errorf("protocol %s: agents trace tcp connections only", flow.Protocol)
-	}
 	view, err := agent.OpenView(instance)
 	if err != nil {
 		return err
 	}
 	defer view.Close()
-	t, err := view.Trace(flow.Source, flow.Destination)
+	trace := view.Trace
+	if flow.Protocol == desired.UDP {
+		trace = view.TraceInitial
+	}
+	t, err := trace(flow.Source, flow.Destination)
 	if err != nil {
 		return err
 	}

@@ -146,6 +146,7 @@ func (d *agentDecision) service() agentServiceKey {
 
 // question describes a packet of a connection, as a balancer could send it to the server.
 type question struct {
+	protocol    desired.Protocol // of UDP, the packet is an Initial of QUIC
 	client, vip netip.AddrPort
 	function    srv6.Function
 	last        bool // no other server is left
@@ -167,7 +168,7 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 		return nil, false, err
 	}
 	// srv6-encap carries both IP versions. Decisions do not depend on the encapsulation.
-	frame, err = packet.Encapsulate(packet.TCP(q.client, q.vip, packet.Flags(q.flags())), packet.Encap{
+	frame, err = packet.Encapsulate(q.inner(), packet.Encap{
 		Kind: desired.SRv6Encap, Sender: sender, Segments: q.segments(locator),
 		NextHop: packet.MAC(mac[:6]),
 	})
@@ -175,6 +176,16 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 		return nil, false, fmt.Errorf("make a packet from %s to %s: %w", q.client, q.vip, err)
 	}
 	return frame, true, nil
+}
+
+// inner returns the client's packet. A packet of UDP is an Initial of QUIC version 1, with the
+// shortest ID that a client may choose, and without the fields behind the IDs.
+func (q question) inner() []byte {
+	if q.protocol == desired.UDP {
+		initial := append([]byte{0xc0, 0, 0, 0, 1, 8}, make([]byte, 8+1)...)
+		return packet.UDP(q.client, q.vip, packet.Payload(initial))
+	}
+	return packet.TCP(q.client, q.vip, packet.Flags(q.flags()))
 }
 
 // flags returns the TCP flags of the packet that q describes. A packet that is not a SYN has no

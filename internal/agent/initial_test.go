@@ -278,3 +278,39 @@ func TestInitialsWithoutApplication(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", cmp.Diff(want, out))
 	}
 }
+
+// A trace tells what becomes of an Initial packet. It decides nothing.
+func TestTraceInitial(t *testing.T) {
+	s := newInitialStage(t)
+	s.be(&accept.Load{Busy: 2, Capacity: 2})
+	trace := func() (offer, named string) {
+		s.do(func() error {
+			got, err := tracingView(t, s.k).TraceInitial(hunted.client, hunted.vip)
+			if err != nil {
+				return err
+			}
+			if got.Service != "hunted" || got.Socket != "listening" {
+				t.Errorf("service %q, socket %q", got.Service, got.Socket)
+			}
+			for _, a := range got.Answers {
+				switch {
+				case a.Last:
+				case a.Function == srv6.ConnectAvail.String():
+					offer = a.Outcome + " " + a.Offer
+				case a.Function == srv6.Steer.String():
+					named = a.Outcome
+				}
+			}
+			return nil
+		})
+		return offer, named
+	}
+	if offer, named := trace(); offer != "next_refused refused" || named != "next_not_local" {
+		t.Errorf("busy: %s; %s", offer, named)
+	}
+	s.be(&accept.Load{Busy: 1, Capacity: 2})
+	s.receive(quicOffered(desired.SRv6Insert, hunted, longHeader(0, version1, firstID, nil), list(2), 0))
+	if offer, named := trace(); offer != "deliver accepted" || named != "deliver" {
+		t.Errorf("free: %s; %s", offer, named)
+	}
+}

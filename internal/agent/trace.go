@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -37,6 +36,8 @@ type Trace struct {
 	Answers []Answer `json:"answers"`
 	// Next is the route to the next server. It is nil if the next server is unknown.
 	Next *NextSegment `json:"next,omitempty"`
+
+	protocol desired.Protocol
 }
 
 // LacksVIP tells whether a service has the VIP and the port, but the VIP is not an address of the
@@ -75,7 +76,16 @@ var tracedFunctions = []srv6.Function{
 // Trace finds out what the agent's program would do with the packets of a client's TCP connection
 // to a VIP. Both addresses must have the same IP version.
 func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
-	t := &Trace{Instance: v.instance, Client: client, VIP: vip}
+	return v.traceOf(&Trace{Instance: v.instance, Client: client, VIP: vip, protocol: desired.TCP})
+}
+
+// TraceInitial is Trace for an Initial packet of QUIC. The ID that the client has chosen is zeros, so
+// no decision about an earlier packet applies, except to packets that name this server (Steer).
+func (v *View) TraceInitial(client, vip netip.AddrPort) (*Trace, error) {
+	return v.traceOf(&Trace{Instance: v.instance, Client: client, VIP: vip, protocol: desired.UDP})
+}
+
+func (v *View) traceOf(t *Trace) (*Trace, error) {
 	if err := v.trace(t); err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
 	}
@@ -139,7 +149,7 @@ func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
 	}
 	for _, function := range tracedFunctions {
 		for _, last := range []bool{false, true} {
-			frame, ok, err := v.dry.frame(question{t.Client, t.VIP, function, last})
+			frame, ok, err := v.dry.frame(question{t.protocol, t.Client, t.VIP, function, last})
 			if !ok { // the server has no locator, or the frame cannot be made
 				return nil, err
 			}
@@ -172,7 +182,7 @@ func (l *labels) answer(function srv6.Function, last bool, d *agentDecision) Ans
 func (v *View) traceService(t *Trace, flow *agentDecision) (key agentServiceKey, err error) {
 	keys := []agentServiceKey{flow.service()}
 	if keys[0].Protocol == 0 { // no policy applies
-		service := desired.AgentService{VIP: t.VIP.Addr(), Port: desired.PortOf(t.VIP.Port()), Protocol: desired.TCP}
+		service := desired.AgentService{VIP: t.VIP.Addr(), Port: desired.PortOf(t.VIP.Port()), Protocol: t.protocol}
 		exact := serviceKey(service)
 		service.Port = desired.AllPorts
 		keys = []agentServiceKey{exact, serviceKey(service)}
@@ -239,6 +249,6 @@ func (v *View) traceSocket(t *Trace, flow *agentDecision) (string, error) {
 	if flow.HasFlow != 0 {
 		return socketName(uint32(flow.Socket)), nil
 	}
-	sockets, err := querySockets(v.sockets, unix.IPPROTO_TCP, t.Client, t.VIP)
+	sockets, err := querySockets(v.sockets, serviceKey(desired.AgentService{Protocol: t.protocol}).Protocol, t.Client, t.VIP)
 	return socketName(sockets.State), err
 }

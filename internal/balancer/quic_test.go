@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
@@ -400,6 +401,39 @@ func TestTraceQUIC(t *testing.T) {
 		if got.Reason != c.reason || got.Server.Name != c.server {
 			t.Errorf("ID %x: %s to %s, want %s to %s",
 				c.id, got.Reason, got.Server.Name, c.reason, c.server)
+		}
+	}
+}
+
+// A trace of an Initial packet shows to which servers a service that hunts offers the connection. The
+// server that its ID names is asked first.
+func TestTraceInitial(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	cfg := quicOf(form, 1, 2, 3)
+	cfg.Services[0].Placement, cfg.Services[0].Selection = desired.PlacementHunt, desired.SelectConsistent
+	f := open(t, cfg)
+	f.must(datapath.Pin(f.plane.Objects.XdpLb,
+		filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
+	view, err := inspect.OpenView(f.cfg.Node.Instance)
+	f.must(err)
+	defer view.Close()
+	for id, first := range map[string]srv6.Function{
+		"12345678": srv6.ConnectAvail,
+		string(issued(t, form, serverOfName(f.service("h3"), "q2"))): srv6.Steer,
+	} {
+		got, err := view.Trace(inspect.Packet{
+			Flow: h3, Opens: true, ConnectionID: []byte(id), Length: 48 + len(inspect.QUICHeader(true, []byte(id))),
+		})
+		f.must(err)
+		var asked []string
+		for _, at := range got.Course[1:] {
+			asked = append(asked, at.Function)
+		}
+		want := slices.Repeat([]string{srv6.ConnectAvail.String()}, 2)
+		if got.Reason != "forward_hunt" || got.Course[0].Function != first.String() || !slices.Equal(asked, want) ||
+			first == srv6.Steer && got.Course[0].Server != "q2" {
+			t.Errorf("ID %x: %s, %+v", id, got.Reason, got.Course)
 		}
 	}
 }

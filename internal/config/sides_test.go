@@ -119,6 +119,9 @@ func TestCompareSides(t *testing.T) {
 		{name: "quic form", agent: []string{"server-id-length: 4}", "server-id-length: 4, rotation: 1}"},
 			want: "lb.yaml:26: services[2].quic: is quic-lb-21, rotation 0, server-id-length 4, nonce-length 8, but quic-lb-21, rotation 1, " +
 				"server-id-length 4, nonce-length 8 on the server s1: s1.yaml:11 (services[2].quic)\n"},
+		{name: "quic that hunts", lb: []string{"  persistence: quic\n", "  persistence: quic\n  placement: hunt\n"},
+			want: "s1.yaml:11: services[2].load: missing, and the balancer offers connections of the service, which the server then passes on: " +
+				"lb.yaml:26 (services[2].placement)\n"},
 		{name: "quic id", agent: []string{"quic-id: 00000001", "quic-id: 00000002"},
 			want: "lb.yaml:27: services[2].servers[0].quic-id \"00000001\": differs from that of the agent: s1.yaml:11 (services[2].quic-id)\n"},
 		{name: "no quic", agent: []string{", quic: {server-id-length: 4}, quic-id: 00000001", ""},

@@ -218,6 +218,9 @@ func (t *tracer) payload() []byte {
 // findNamed finds the server that a packet of QUIC names: the control LookupServerID.
 func (t *tracer) findNamed() error {
 	t.trace.Reason = "pass_no_server_id"
+	if t.packet.Opens {
+		return nil // it has a long header
+	}
 	payload := t.payload()
 	id := payload[1:shortestQUIC]
 	service := t.service["number"]

@@ -20,21 +20,34 @@ import (
 // Packet contains the properties of a packet that determine what the data path does with it. All
 // other properties are the usual ones.
 type Packet struct {
-	Flow   dataplane.Flow
-	Opens  bool // a TCP segment with SYN and without ACK; else it has ACK only
-	Length int  // bytes of layer 3: at least the headers, at most 65535
+	Flow dataplane.Flow
+	// Opens tells that the packet begins a connection: a TCP segment with SYN and without ACK, which
+	// otherwise has ACK only; or an Initial packet of QUIC version 1.
+	Opens  bool
+	Length int // bytes of layer 3: at least the headers, at most 65535
 	// Echo is TSecr of a TCP packet; nil: the packet has no timestamps.
 	Echo *uint32
-	// ConnectionID is the destination connection ID of a QUIC packet with a short header. Length
-	// includes its octets and the octet before them. Without an ID, the payload is zeros.
+	// ConnectionID is the destination connection ID of a QUIC packet. Length includes its octets and
+	// those before them. Without an ID, the payload of a packet that does not open is zeros.
 	ConnectionID []byte
+}
+
+// QUICHeader returns the beginning of a QUIC packet with a destination connection ID: a short header
+// or, if the packet is an Initial of version 1, a long header up to the empty source ID (RFC 9000
+// sections 17.2.2 and 17.3.1).
+func QUICHeader(isInitial bool, id []byte) []byte {
+	if !isInitial {
+		return append([]byte{quicShortHeader}, id...)
+	}
+	header := append([]byte{quicInitial, 0, 0, 0, 1, byte(len(id))}, id...)
+	return append(header, 0)
 }
 
 // Trace is what the data path would do with a packet, and why.
 type Trace struct {
 	Instance string         `json:"instance"`
 	Flow     dataplane.Flow `json:"flow"`
-	Opens    bool           `json:"opens"`  // the packet is a SYN
+	Opens    bool           `json:"opens"`  // the packet is a SYN, or an Initial packet of QUIC
 	Length   int            `json:"length"` // length of the packet in bytes of layer 3
 	Echo     *uint32        `json:"echo"`   // TSecr of the packet; nil: it has no timestamps
 	Service  *TracedService `json:"service"`
@@ -219,8 +232,8 @@ func frameOf(p Packet) []byte {
 	}
 	headers := len(build(p.Flow.Source, p.Flow.Destination, options...)) - ethernetHeader
 	payload := make([]byte, max(min(p.Length, longestInFrame)-headers, 0))
-	if len(p.ConnectionID) > 0 {
-		copy(payload, append([]byte{quicShortHeader}, p.ConnectionID...))
+	if p.Opens && p.Flow.Protocol == desired.UDP || len(p.ConnectionID) > 0 {
+		copy(payload, QUICHeader(p.Opens, p.ConnectionID))
 	}
 	return build(p.Flow.Source, p.Flow.Destination, append(options, packet.Payload(payload))...)
 }
@@ -229,6 +242,7 @@ const (
 	ethernetHeader  = 14   // bytes
 	longestHeaders  = 256  // bytes that an encapsulation or an ICMP error can add, and more
 	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
+	quicInitial     = 0xc0 // the same of an Initial packet of version 1 (section 17.2.2)
 )
 
 // describe stores a decision in the trace. Without a service, it stores only the reason. If the
