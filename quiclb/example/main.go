@@ -86,7 +86,7 @@ func serve(address string, generator *quicgo.Generator, retry bool, handler http
 		VerifySourceAddress:   func(net.Addr) bool { return retry },
 	}
 	tlsConfig := &tls.Config{Certificates: []tls.Certificate{certificate}}
-	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(tlsConfig), nil)
+	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(tlsConfig), &quic.Config{Allow0RTT: true})
 	if err != nil {
 		return err
 	}
