@@ -39,15 +39,16 @@ func (i *inspection) openTunnels(a *desired.Agent) {
 	}
 }
 
-// noTags finds an agent without a key for signals, if a service has the field accept or load, and
-// so probably hunts (see warnOfForgedQuestions).
+// noTags finds an agent without a key for signals, if a service of TCP has the field accept or load,
+// and so probably hunts (see warnOfForgedQuestions). Servers of UDP send no signals.
 func (i *inspection) noTags(a *desired.Agent) {
 	if a.Node.SignalKey != "" {
 		return
 	}
 	for n := range a.Services {
 		path := fieldpath.Item("services", n)
-		if i.has(fieldpath.Child(path, "accept")) || i.has(fieldpath.Child(path, "load")) {
+		isSet := i.has(fieldpath.Child(path, "accept")) || i.has(fieldpath.Child(path, "load"))
+		if isSet && a.Services[n].Protocol == desired.TCP {
 			i.findf(desired.SignalKeyField, "missing: balancers cannot tell the signals of %s from forged ones; give "+
 				"all nodes the same key", path)
 			return

@@ -181,14 +181,15 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 
 // warnOfForgedQuestions warns if any host can pose as a balancer of a service that hunts. Only the
 // balancers' files tell which services hunt. So the warning is for services with the field accept
-// or load, which probably do.
+// or load, which probably do. Servers of UDP answer no balancer.
 func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 	if len(a.Node.Balancers) > 0 {
 		return
 	}
 	for i := range a.Services {
 		path := fieldpath.Item("services", i)
-		if d.has(fieldpath.Child(path, "accept")) || d.has(fieldpath.Child(path, "load")) {
+		isSet := d.has(fieldpath.Child(path, "accept")) || d.has(fieldpath.Child(path, "load"))
+		if isSet && a.Services[i].Protocol == desired.TCP {
 			d.warnf("node.balancers", "missing: any host that can send packets to %s through %s "+
 				"can pose as a balancer and have replies of %s sent to itself",
 				a.Node.Locator, a.Node.Interface, a.Services[i].Name)

@@ -19,9 +19,11 @@ func TestVerifierWork(t *testing.T) {
 	t.Parallel()
 	testhost.NeedBPF(t)
 	hash := desired.Service{Placement: desired.PlacementHash, Persistence: desired.PersistenceTable}
-	hunt, stateless, infer := hash, hash, hash
+	hunt, stateless, infer, quic := hash, hash, hash, hash
 	hunt.Placement, hunt.Selection = desired.PlacementHunt, desired.SelectConsistent
 	stateless.Persistence = desired.PersistenceStateless
+	quic.Placement, quic.Selection = desired.PlacementHunt, desired.SelectConsistent
+	quic.Persistence = desired.PersistenceQUIC
 	infer.Placement, infer.Infer = desired.PlacementInfer, &desired.Infer{Among: desired.AmongAll}
 	for name, test := range map[string]struct {
 		load    func() (*ebpf.CollectionSpec, error)
@@ -32,6 +34,7 @@ func TestVerifierWork(t *testing.T) {
 		"lab":       {attachedFor(hash, hunt), balancerProgXdpLb, 185_000},
 		"stateless": {attachedFor(stateless), balancerProgXdpLb, 115_000},
 		"infer":     {attachedFor(infer), balancerProgXdpLb, 170_000},
+		"quic":      {attachedFor(hash, quic), balancerProgXdpLb, 210_000},
 		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 265_000},
 		"dry run":   {wholeDryRun, balancerProgXdpLb, 250_000},
 		"sweep":     {usualSweep, sweeperProgSweepFlows, 30_000},
