@@ -383,7 +383,7 @@ func TestInferIsAsTheTopologySays(t *testing.T) {
 balancers: 2
 services:
   - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: gre, placement: infer,
-     infer: {estimator: hlb, interval: 200ms, slow-start: 0s, among: candidates}}
+     infer: {estimator: durations, interval: 200ms, slow-start: 0s, among: candidates}}
   - {name: b, vip: 192.0.2.1, port: 81, protocol: tcp, encapsulation: gre, placement: infer}
   - {name: c, vip: 192.0.2.1, port: 82, protocol: tcp, encapsulation: gre, placement: infer,
      infer: {interval: 1s}}
@@ -412,7 +412,7 @@ services:
 	slow.Interval = time.Second
 	for i, want := range []desired.Infer{
 		{
-			Estimator: desired.EstimateHLB, Interval: 200 * time.Millisecond,
+			Estimator: desired.EstimateDurations, Interval: 200 * time.Millisecond,
 			SlowStart: new(time.Duration(0)), Among: desired.AmongCandidates,
 		}, learned, slow,
 	} {
@@ -682,7 +682,7 @@ func TestConfigTemplates(t *testing.T) {
 	}
 	full.Services[3].Servers[1].QUICID = "c4605e"
 	full.Services[2].Infer = &desired.Infer{
-		Estimator: desired.EstimateHLB, Interval: time.Second, SlowStart: new(time.Duration),
+		Estimator: desired.EstimateDurations, Interval: time.Second, SlowStart: new(time.Duration),
 		Among: desired.AmongCandidates,
 	}
 	full.Services[1].OnFailure, full.Services[1].AllFailed = desired.OnFailureReset, desired.AllFailedRefuse

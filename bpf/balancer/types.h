@@ -174,6 +174,13 @@ struct server {
 	__be32 varied;
 };
 
+/* Which durations enter the sample of a server (durations.h). infer.Timing has the same numbers. */
+enum timing {
+	TIMING_NONE,
+	TIMING_ENDS,	/* one duration of each timed flow, at its end */
+	TIMING_PACKETS, /* one of each packet of a timed flow that is established (HLB) */
+};
+
 /*
  * What this balancer knows of a server's load, by slot. Packets write the numbers of flows. User
  * space writes the price, which tells how the numbers are to be read (ranking.h).
@@ -192,7 +199,7 @@ struct load {
 	__u32 extra;	/* what the flows of other balancers add, with PRICE_SHIFT */
 	__u16 position; /* of servers with equal scores, the lowest position wins; 12 bits */
 	__u8 is_away;	/* another balancer is its home (ranking.h) */
-	__u8 is_timed;	/* user space needs the durations of its flows */
+	__u8 timing;	/* enum timing: which durations of its flows are sampled */
 	/* How many of the next flows go to it, whatever its price. They show whether it is well
 	 * again. User space sets the number, and each such flow takes one. Cores that do so at the
 	 * same moment may leave a number below 0, which counts as 0. */
@@ -222,7 +229,9 @@ struct ends {
  * algorithm 1, with k = 128 (section VI-E1). Durations from 71 minutes on count as that. */
 #define RESERVOIR_SIZE 128
 struct reservoir {
-	__u32 count; /* of durations so far, modulo 2^32 */
+	/* Of durations so far, modulo 2^32. With TIMING_PACKETS: 0 before the first duration, then
+	 * RESERVOIR_SIZE, because the zeros of the beginning count. */
+	__u32 count;
 	__u32 pad;
 	__u32 duration[RESERVOIR_SIZE];
 };
@@ -342,12 +351,14 @@ enum estimator {
 	ESTIMATOR_TERRITORY,
 	ESTIMATOR_HLB,
 	ESTIMATOR_HLB_FIXED,
-	ESTIMATOR_HLB_MEAN,
+	ESTIMATOR_DURATIONS_MEAN,
 	ESTIMATOR_LEAST_QUEUE,
 	ESTIMATOR_SED,
 	ESTIMATOR_AWCMP,
 	ESTIMATOR_WEIGHTED_ROUND_ROBIN,
 	ESTIMATOR_GSQ2,
+	ESTIMATOR_DURATIONS,
+	ESTIMATOR_DURATIONS_FIXED,
 };
 
 /*

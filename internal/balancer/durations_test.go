@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -55,7 +56,7 @@ func openTiming(t testing.TB, starts uint32, draw func(server int) float64) *tim
 		ranked: r, draw: draw, began: map[int]time.Time{}, slots: r.services.byName["web"].slots(),
 	}
 	for _, slot := range tm.slots {
-		r.plane.Loads.SetTimed(slot, true)
+		r.plane.SetTiming(slot, infer.TimingEnds)
 	}
 	if got := r.plane.Objects.Starts.MaxEntries(); got != starts {
 		t.Fatalf("there is place for %d starts", got)

@@ -158,7 +158,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 		},
 		"infer": func(servers ...desired.Server) *desired.Balancer {
 			cfg := inferring(servers...)
-			cfg.Services[0].Infer.Estimator = desired.EstimateHLB // it has durations
+			cfg.Services[0].Infer.Estimator = desired.EstimateDurations // it has durations
 			return cfg
 		},
 	} {

@@ -34,6 +34,12 @@ func inRow(persistence desired.Persistence) *desired.Balancer {
 	return withHints(cfg)
 }
 
+// estimating sets the estimator of the first service.
+func estimating(estimator desired.Estimator, cfg *desired.Balancer) *desired.Balancer {
+	cfg.Services[0].Infer.Estimator = estimator
+	return cfg
+}
+
 // Programs that have only the features that a service needs decide as programs with all features
 // do: a dry run, which has all of them, comes before each frame.
 func TestNeededFeaturesSuffice(t *testing.T) {
@@ -52,6 +58,8 @@ func TestNeededFeaturesSuffice(t *testing.T) {
 		"hunt, hint":            hinting(desired.PlacementHunt, 4),
 		"round-robin":           roundRobin(3),
 		"infer":                 inferring(manyServers(4)...),
+		"infer, hlb":            estimating(desired.EstimateHLB, inferring(manyServers(4)...)),
+		"infer, row, hlb, hint": estimating(desired.EstimateHLB, inRow(desired.PersistenceHint)),
 		"infer, row":            inRow(desired.PersistenceTable),
 		"infer, row, stateless": inRow(desired.PersistenceStateless),
 		"infer, row, hint":      inRow(desired.PersistenceHint),

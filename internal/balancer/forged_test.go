@@ -160,10 +160,10 @@ func TestForgedLives(t *testing.T) {
 			if persistence != desired.PersistenceTable {
 				svc.Infer.Among, svc.History, svc.Generations = desired.AmongCandidates, 3, 32
 			}
-			svc.Infer.Estimator = desired.EstimateHLBMean
+			svc.Infer.Estimator = desired.EstimateDurationsMean
 			r := openRanked(t, cfg, 1024, 1)
 			for _, slot := range r.services.byName["web"].slots() {
-				r.plane.Loads.SetTimed(slot, true)
+				r.plane.SetTiming(slot, infer.TimingEnds)
 			}
 			frames := map[packet.TCPFlags][]byte{}
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.PSH | packet.ACK, packet.FIN | packet.ACK, packet.RST} {

@@ -118,7 +118,7 @@ func since(then, now time.Time) float64 {
 
 // step computes new prices, puts them in force, and stores the estimates for the next process.
 func (n *inference) step(in *inferred, now time.Time) error {
-	if in.estimator.UsesDurations() {
+	if in.estimator.Timing() != infer.TimingNone {
 		durations := make([]float64, 0, infer.ReservoirSize)
 		for i, slot := range in.slots {
 			in.estimator.Observe(i, n.plane.Loads.Durations(slot, durations))
@@ -219,7 +219,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	in.names, in.slots = in.names[:0], svc.slots()
 	for _, m := range svc.members {
 		in.names = append(in.names, m.Name)
-		n.plane.Loads.SetTimed(m.slot, in.estimator.UsesDurations())
+		n.plane.SetTiming(m.slot, in.estimator.Timing())
 	}
 	in.suspects = slices.DeleteFunc(in.suspects, func(name string) bool {
 		return !slices.Contains(in.names, name)

@@ -15,7 +15,7 @@ import (
 // all counters, which it takes every 20 ms, and a step of each estimator, every 500 ms.
 func BenchmarkInference(b *testing.B) {
 	for _, estimator := range []desired.Estimator{
-		desired.EstimateTerritoryLearned, desired.EstimateTerritory, desired.EstimateHLB,
+		desired.EstimateTerritoryLearned, desired.EstimateTerritory, desired.EstimateDurations,
 	} {
 		b.Run(string(estimator), func(b *testing.B) {
 			f := openThousands(b, 10000, estimator)

@@ -168,7 +168,7 @@ func TestServerThatIsBackBeginsAnew(t *testing.T) {
 	t.Parallel()
 	cfg := func(servers ...desired.Server) *desired.Balancer {
 		cfg := inferring(servers...)
-		cfg.Services[0].Infer.Estimator = desired.EstimateHLB
+		cfg.Services[0].Infer.Estimator = desired.EstimateDurations
 		return cfg
 	}
 	servers := manyServers(2)

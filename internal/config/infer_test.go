@@ -27,7 +27,7 @@ services:
     port: 80
     protocol: tcp
     placement: infer
-    infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}
+    infer: {estimator: durations, interval: 100ms, slow-start: 0s, among: all}
     servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
   - name: dns
     vip: 198.51.100.53
@@ -41,7 +41,7 @@ services:
 
 func TestInferRules(t *testing.T) {
 	const (
-		block   = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
+		block   = "infer: {estimator: durations, interval: 100ms, slow-start: 0s, among: all}"
 		unused  = "not used by placement "
 		outside = "another server is in no column of the flow's bucket"
 	)
@@ -62,8 +62,9 @@ func TestInferRules(t *testing.T) {
 		{"interval of sed", "{slow-start: 10m}", "{interval: 1s}",
 			one("services[1].infer.interval", unused+"sed")},
 		{"among of sed", "{slow-start: 10m}", "{among: candidates}", nil},
-		{"estimator unknown", "estimator: hlb", "estimator: sed", one("services[0].infer.estimator",
-			"must be one of: territory-learned, territory, hlb, hlb-fixed, hlb-mean")},
+		{"estimator unknown", "estimator: durations", "estimator: sed", one("services[0].infer.estimator",
+			"must be one of: territory-learned, territory, hlb, hlb-fixed, durations, durations-fixed, "+
+				"durations-mean, hlb-mean")},
 		{"among unknown", "among: all", "among: row",
 			one("services[0].infer.among", "must be one of: all, candidates, two, three, four")},
 		{"sampled", "among: all", "among: three", nil},
@@ -172,13 +173,13 @@ services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: udp, placement
 func TestWarningsOfSeveralBalancers(t *testing.T) {
 	const (
 		peers   = "[lb1, lb2]"
-		block   = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
+		block   = "infer: {estimator: durations, interval: 100ms, slow-start: 0s, among: all}"
 		server  = "slow-start: 10m}\n    encapsulation: srv6-encap"
 		without = "all, and servers without agents: packets of a connection that come to another balancer " +
 			"do not find their server"
 		lost = "the favourites of several balancers are the same candidates: in simulations with 4 and 16 " +
 			"balancers, flows took 891 and 2741 ms instead of 544 and 692 (territory), and 827 and 1260 ms " +
-			"instead of 699 and 743 (hlb)"
+			"instead of 699 and 743 (durations)"
 		few = "all: packets of a connection that come to another balancer visit 8 of 9 servers, and may " +
 			"not find theirs"
 		strangers = `does not include node.name, "lb1": unless the other balancers have it in their lists, ` +
@@ -202,7 +203,7 @@ func TestWarningsOfSeveralBalancers(t *testing.T) {
 		{"alone", peers, "[lb1]", nil},
 		{"strangers without territories", peers, "[lb2, lb3]", nil},
 	})
-	territory := strings.Replace(inferring, "estimator: hlb", "estimator: territory", 1)
+	territory := strings.Replace(inferring, "estimator: durations", "estimator: territory", 1)
 	checkWarnings(t, territory, ParseBalancer, []mutation{
 		{"territory", "", "", nil},
 		{"strangers of a territory", peers, "[lb2, lb3]", one("node.peers", strangers)},
@@ -235,15 +236,41 @@ func TestWarningsOfUnusedWeights(t *testing.T) {
 	}
 	weighted := strings.Replace(inferring, server, weights, 1)
 	checkWarnings(t, weighted, ParseBalancer, []mutation{
-		{"hlb", "", "", at("hlb")},
-		{"the default, whose bounds they widen", "estimator: hlb, ", "", nil},
-		{"territory", "estimator: hlb", "estimator: territory", nil},
+		{"durations", "", "", at("durations")},
+		{"the default, whose bounds they widen", "estimator: durations, ", "", nil},
+		{"territory", "estimator: durations", "estimator: territory", nil},
 		{"equal weights", "weight: 2", "weight: 3", nil},
-		{"hash", "placement: infer\n    infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}", "placement: hash", nil},
+		{"hash", "placement: infer\n    infer: {estimator: durations, interval: 100ms, slow-start: 0s, among: all}", "placement: hash", nil},
 	})
 	checkWarnings(t, strings.Replace(inferring, "placement: sed", "placement: infer", 1), ParseBalancer, []mutation{
 		{"udp", "", "", one("services[1].infer.estimator", "territory-learned learns nothing from udp, "+
 			"because no packet ends a flow: it takes all servers for equal")},
+	})
+}
+
+// TestWarningsOfHLB checks the warnings about HLB as printed, and about a former name.
+func TestWarningsOfHLB(t *testing.T) {
+	printed := func(estimator, former string) []problem {
+		return one("services[0].infer.estimator", estimator+" is HLB as the paper prints it, for "+
+			"comparisons: a server that refuses connections attracts all new flows, and clients can make a "+
+			"server seem slow; in earlier builds "+estimator+" had the method of "+former)
+	}
+	udp := strings.Replace(inferring, "placement: sed", "placement: infer\n    infer: {estimator: hlb}", 1)
+	udp = strings.Replace(udp, "    infer: {slow-start: 10m}\n", "", 1)
+	checkWarnings(t, inferring, ParseBalancer, []mutation{
+		{"hlb", "estimator: durations", "estimator: hlb", printed("hlb", "durations")},
+		{"hlb-fixed", "estimator: durations", "estimator: hlb-fixed", printed("hlb-fixed", "durations-fixed")},
+		{"hlb-mean", "estimator: durations", "estimator: hlb-mean",
+			one("services[0].infer.estimator", "hlb-mean is the former name of durations-mean")},
+		{"slow start", "estimator: durations, interval: 100ms, slow-start: 0s", "estimator: hlb, slow-start: 1s",
+			append(printed("hlb", "durations"), problem{"services[0].infer.slow-start", "not used by estimator hlb"})},
+		{"a part of the packets", "estimator: durations, interval: 100ms, slow-start: 0s, among: all}",
+			"estimator: hlb, among: candidates}\n    persistence: hint", append(printed("hlb", "durations"),
+				problem{"services[0].infer.estimator", "with persistence hint, hlb sees only a part of the packets"})},
+	})
+	checkWarnings(t, udp, ParseBalancer, []mutation{
+		{"udp", "estimator: hlb", "estimator: durations", one("services[1].infer.estimator",
+			"durations learns nothing from udp, because no packet ends a flow: it takes all servers for equal")},
 	})
 }
 

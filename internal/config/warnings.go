@@ -16,6 +16,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfSeveralBalancers(b)
 	d.warnOfPeers(b)
 	d.warnOfUnusedWeights(b)
+	d.warnOfHLB(b)
 	d.warnOfUnseenEnds(b)
 	d.warnOfUnconfirmedEnds(b)
 	d.warnOfNoTaker(b)
@@ -74,7 +75,7 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 			}
 			d.warnf(fieldpath.Child(at, cause), "the favourites of several balancers are the same "+
 				"candidates: in simulations with 4 and 16 balancers, flows took 891 and 2741 ms instead of "+
-				"544 and 692 (territory), and 827 and 1260 ms instead of 699 and 743 (hlb)")
+				"544 and 692 (territory), and 827 and 1260 ms instead of 699 and 743 (durations)")
 		case !s.Probes():
 			d.warnf(fieldpath.Child(at, "infer.among"), "%s, and servers without agents: packets of a "+
 				"connection that come to another balancer do not find their server", s.Infer.Among)
@@ -127,12 +128,47 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	}
 }
 
+// warnOfHLB warns about estimators of HLB: hlb and hlb-fixed once were what durations and
+// durations-fixed are now, and what the paper prints has no defence against clients and faulty
+// servers. It also warns about what such an estimator ignores, and about the former name of an
+// estimator.
+func (d *document) warnOfHLB(b *desired.Balancer) {
+	for i, s := range b.Services {
+		if s.Infer == nil || len(s.Placement.Method().Estimators) == 0 {
+			continue
+		}
+		at := fieldpath.Child(fieldpath.Item("services", i), "infer")
+		estimator := fieldpath.Child(at, "estimator")
+		if present := s.Infer.Estimator.Method().StandsFor; present != "" {
+			d.warnf(estimator, "%s is the former name of %s", s.Infer.Estimator, present)
+		}
+		if !s.IsPrintedHLB() {
+			continue
+		}
+		former := desired.EstimateDurations
+		if s.Infer.Estimator == desired.EstimateHLBFixed {
+			former = desired.EstimateDurationsFixed
+		}
+		d.warnf(estimator, "%s is HLB as the paper prints it, for comparisons: a server that refuses "+
+			"connections attracts all new flows, and clients can make a server seem slow; in earlier "+
+			"builds %s had the method of %s", s.Infer.Estimator, s.Infer.Estimator, former)
+		if slowStart := fieldpath.Child(at, "slow-start"); d.has(slowStart) && *s.Infer.SlowStart > 0 {
+			d.warnf(slowStart, "not used by estimator %s", s.Infer.Estimator)
+		}
+		if s.FindsByColumn() {
+			d.warnf(estimator, "with persistence %s, %s sees only a part of the packets", s.Persistence,
+				s.Infer.Estimator)
+		}
+	}
+}
+
 // warnOfUnseenEnds warns about services of UDP with an estimator that learns from the ends of
 // flows: no packet of UDP ends a flow.
 func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
 		// Each estimator that ignores weights learns how fast servers are, from the ends of flows.
-		learns := len(s.Placement.Method().Estimators) > 0 && s.IgnoresWeights()
+		// HLB as printed learns from packets.
+		learns := len(s.Placement.Method().Estimators) > 0 && s.IgnoresWeights() && !s.IsPrintedHLB()
 		if learns && s.Protocol == desired.UDP {
 			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
 				"because no packet ends a flow: it takes all servers for equal", s.EstimatorName())

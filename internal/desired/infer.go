@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"cmp"
 	"os"
 	"slices"
 	"time"
@@ -49,9 +50,16 @@ const (
 	// EstimateTerritory takes the configured weight for the number of flows that a server serves at
 	// once.
 	EstimateTerritory Estimator = "territory"
-	EstimateHLB       Estimator = "hlb"       // HLB, from the durations of flows
-	EstimateHLBFixed  Estimator = "hlb-fixed" // HLB-FIX, with a constant noise
-	EstimateHLBMean   Estimator = "hlb-mean"  // HLB, with durations relative to their mean
+	// EstimateHLB is HLB as it is printed, and EstimateHLBFixed is HLB-FIX: with a constant noise.
+	EstimateHLB      Estimator = "hlb"
+	EstimateHLBFixed Estimator = "hlb-fixed"
+	// EstimateDurations takes weights from the durations of whole flows, as HLB does from those of
+	// packets; the next one has a constant noise, and the last one durations relative to their mean.
+	EstimateDurations      Estimator = "durations"
+	EstimateDurationsFixed Estimator = "durations-fixed"
+	EstimateDurationsMean  Estimator = "durations-mean"
+	// EstimateHLBMean is the former name of EstimateDurationsMean.
+	EstimateHLBMean Estimator = "hlb-mean"
 
 	AmongAll        Among = "all"        // all servers of the service
 	AmongCandidates Among = "candidates" // the candidates of the flow's bucket
@@ -93,9 +101,14 @@ func (s *Service) EstimatorName() string {
 	case !s.Placement.Infers() || s.Infer == nil:
 		return ""
 	case len(s.Placement.Method().Estimators) > 0:
-		return string(s.Infer.Estimator)
+		return string(cmp.Or(s.Infer.Estimator.Method().StandsFor, s.Infer.Estimator))
 	}
 	return string(s.Placement)
+}
+
+// IsPrintedHLB tells whether the service's estimator is HLB as it is printed.
+func (s *Service) IsPrintedHLB() bool {
+	return s.EstimatorName() != "" && s.Infer.Estimator.Method().IsPrinted
 }
 
 // IgnoresWeights tells whether the placement infers, and does not assume that a server with a

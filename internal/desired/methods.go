@@ -74,7 +74,8 @@ var PlacementMethods = []PlacementMethod{
 		Name: PlacementInfer, Summary: "the server with the lowest score, which the balancer computes from its own flows",
 		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates, Amongs: inferred,
 		Estimators: []Estimator{
-			EstimateTerritoryLearned, EstimateTerritory, EstimateHLB, EstimateHLBFixed, EstimateHLBMean,
+			EstimateTerritoryLearned, EstimateTerritory, EstimateHLB, EstimateHLBFixed, EstimateDurations,
+			EstimateDurationsFixed, EstimateDurationsMean, EstimateHLBMean,
 		},
 	},
 	{
@@ -191,12 +192,18 @@ type EstimatorMethod struct {
 	Name         Estimator
 	Territories  bool // each server has a home balancer and a capacity (package infer)
 	TakesWeights bool // capacities are the configured weights
+	// IsPrinted tells whether the estimator is HLB as it is printed.
+	IsPrinted bool
+	// StandsFor is the estimator of which this is a former name. It is empty for a present name.
+	StandsFor Estimator
 }
 
 var estimatorMethods = []EstimatorMethod{
 	{Name: EstimateTerritoryLearned, Territories: true},
 	{Name: EstimateTerritory, Territories: true, TakesWeights: true},
-	{Name: EstimateHLB}, {Name: EstimateHLBFixed}, {Name: EstimateHLBMean},
+	{Name: EstimateHLB, IsPrinted: true}, {Name: EstimateHLBFixed, IsPrinted: true},
+	{Name: EstimateDurations}, {Name: EstimateDurationsFixed}, {Name: EstimateDurationsMean},
+	{Name: EstimateHLBMean, StandsFor: EstimateDurationsMean},
 }
 
 // Method returns what is known of the estimator. It is the zero value if no estimator has the name.

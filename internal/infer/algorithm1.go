@@ -3,10 +3,10 @@
 package infer
 
 // Algorithm1 follows HLB's algorithm 1 line by line, for one flow. Its fields are the flow's
-// entries in the paper's t0Table and stateTable. Sampling AsPrinted uses it. It differs from
-// sampling FlowEnds and State.Next in three points. A duration begins with the SYN. Each packet in
-// Conn gives a duration. A flow whose first packet after the SYN is a FIN stays in Conn. The zero
-// value is a flow that is not in the tables.
+// entries in the paper's t0Table and stateTable. Samplings AsPrinted and EveryPacket use it. It
+// differs from sampling FlowEnds and State.Next in three points. A duration begins with the SYN.
+// Each packet in Conn gives a duration. A flow whose first packet after the SYN is a FIN stays in
+// Conn. The zero value is a flow that is not in the tables.
 type Algorithm1 struct {
 	state State
 	t0    float64

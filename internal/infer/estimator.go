@@ -22,13 +22,20 @@ const (
 	// TerritoryConfigured takes the configured weights for the capacities: the numbers of flows
 	// that the servers serve at once. It infers the load of other balancers.
 	TerritoryConfigured Kind = "territory"
-	// HLB infers weights from the durations of flows ("HLB: Toward Load-Aware Load Balancing",
-	// section IV), sampled at their ends.
+	// HLB is the algorithm of "HLB: Toward Load-Aware Load Balancing" as it is printed (section
+	// IV), except for the index of algorithm 1: see EveryPacket. Only flows in state CONN count.
+	// There is no slow start, no suspicion and no trial. The paper does not say which of several
+	// servers with the lowest score gets the flow: here random bits decide, as in the simulator.
 	HLB Kind = "hlb"
 	// HLBFixed is HLB-FIX, with a constant noise (section VI-D1).
 	HLBFixed Kind = "hlb-fixed"
-	// HLBMean is HLB with durations divided by their mean, not by their sum: see ByMean.
-	HLBMean Kind = "hlb-mean"
+	// Durations infers weights as HLB does, from durations that are sampled at the ends of flows.
+	// It counts new flows, and has slow start, suspicion and trials.
+	Durations Kind = "durations"
+	// DurationsFixed is Durations with a constant noise.
+	DurationsFixed Kind = "durations-fixed"
+	// DurationsMean is Durations with durations divided by their mean, not by their sum: see ByMean.
+	DurationsMean Kind = "durations-mean"
 	// LeastQueue takes all servers for equal.
 	LeastQueue Kind = "least-queue"
 	// SED takes the configured weights (section I-B).
@@ -45,10 +52,23 @@ const (
 // Kinds returns all kinds, the default first.
 func Kinds() []Kind {
 	return []Kind{
-		TerritoryLearned, TerritoryConfigured, HLB, HLBFixed, HLBMean, LeastQueue, SED, AWCMP,
-		WeightedRoundRobin, GSQ2,
+		TerritoryLearned, TerritoryConfigured, HLB, HLBFixed, Durations, DurationsFixed,
+		DurationsMean, LeastQueue, SED, AWCMP, WeightedRoundRobin, GSQ2,
 	}
 }
+
+// isPrinted tells whether the kind is a form of HLB as it is printed.
+func (k Kind) isPrinted() bool { return k == HLB || k == HLBFixed }
+
+// Timing tells which durations of flows the data path samples for an Estimator.
+type Timing uint8
+
+// The timings. In bpf/balancer/types.h this is enum timing.
+const (
+	TimingNone    Timing = iota
+	TimingEnds           // one duration of each flow, at its end: FlowEnds
+	TimingPackets        // one of each packet of an established flow: EveryPacket
+)
 
 // DefaultSlowStart is the usual Settings.SlowStart, in seconds.
 const DefaultSlowStart = 10
@@ -89,7 +109,7 @@ type Counters struct {
 //
 //	Arrange                     at first, and whenever servers or balancers change;
 //	Sample                      for each server every 10 to 20 ms;
-//	Observe                     for each server before a Step, if UsesDurations;
+//	Observe                     for each server before a Step, unless the Timing is TimingNone;
 //	SetLoad                     for each server before a Step, if the kind IsPolled;
 //	Step, then Price and Trials for each server every 0.5 s;
 //	Forget, Restart             when a server is replaced, or is back.
@@ -160,18 +180,26 @@ func NewEstimator(s Settings) (*Estimator, error) {
 	switch s.Kind {
 	case TerritoryLearned, TerritoryConfigured:
 		e.capacities = NewCapacities(0)
-	case HLB, HLBFixed, HLBMean:
-		o := Options{FixedNoise: s.Kind == HLBFixed}
-		if s.Kind == HLBMean {
-			o.Norm = ByMean
-		}
-		e.speeds = NewSpeeds(0, o)
+	case HLB, HLBFixed:
+		e.speeds = NewSpeeds(0, Options{Sampling: EveryPacket, FixedNoise: s.Kind == HLBFixed})
+	case Durations, DurationsFixed:
+		e.speeds = NewSpeeds(0, Options{FixedNoise: s.Kind == DurationsFixed})
+	case DurationsMean:
+		e.speeds = NewSpeeds(0, Options{Norm: ByMean})
 	}
 	return e, nil
 }
 
-// UsesDurations tells whether Step needs the durations of flows (Observe).
-func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
+// Timing tells which durations Step needs (Observe).
+func (e *Estimator) Timing() Timing {
+	switch {
+	case e.speeds == nil:
+		return TimingNone
+	case e.settings.Kind.isPrinted():
+		return TimingPackets
+	}
+	return TimingEnds
+}
 
 // Arrange sets the servers and the balancers. What was learned of a server stays if the servers of
 // the last Arrange have its name too. The weights are those of the configuration: 0 is a server
@@ -348,9 +376,9 @@ func (c *Counters) restarted(last *Counters) bool {
 	return less
 }
 
-// Observe takes the data path's sample of durations of a server's flows, from the first data packet
-// to the end, in seconds. It replaces the last sample. Only the first ReservoirSize durations
-// count.
+// Observe takes the data path's sample of durations of a server's flows, in seconds. They last from
+// the first data packet to the end, or under HLB as printed from the SYN to any later packet. The
+// sample replaces the last one. Only the first ReservoirSize durations count.
 func (e *Estimator) Observe(server int, durations []float64) {
 	if e.speeds != nil {
 		e.speeds.SetDurations(int32(server), durations)
@@ -360,7 +388,9 @@ func (e *Estimator) Observe(server int, durations []float64) {
 // Step computes new prices. The first argument is the time since the last step, in seconds. The
 // random bits decide between servers of equal delay, except in territories.
 func (e *Estimator) Step(seconds float64, random uint64) {
-	e.suspect(seconds)
+	if !e.settings.Kind.isPrinted() {
+		e.suspect(seconds)
+	}
 	switch {
 	case e.capacities != nil:
 		e.capacities.Step(seconds, e.home)
@@ -427,6 +457,9 @@ func (e *Estimator) setPrice(server int) {
 	}
 	s.price = NewPrice(unit, extra, position, s.away)
 	s.price.Stale = s.stale
+	if e.settings.Kind.isPrinted() { // only flows in CONN count (section IV-A2)
+		s.price.Stale = math.MaxUint32
+	}
 }
 
 // base returns the unit of a server without slow start and suspicion, and its extra delay. The unit
@@ -464,7 +497,7 @@ const leastShare = 1. / 16
 // capacity no further than to one flow. With less, the server would get nothing while other servers
 // are idle.
 func (e *Estimator) slow(age, unit float64) float64 {
-	if age >= e.settings.SlowStart {
+	if age >= e.settings.SlowStart || e.settings.Kind.isPrinted() {
 		return 1
 	}
 	factor := 1 / max(leastShare, age/e.settings.SlowStart)

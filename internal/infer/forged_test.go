@@ -121,11 +121,12 @@ func TestCapacityBounds(t *testing.T) {
 	}
 }
 
-// TestForgedDurations keeps one flow of an hour in the sample of one of eight servers, for as long as
-// such a flow lasts. The server's weight must not vanish: durations count up to a multiple of the
-// median. Without the bound, hlb-mean would give the server a weight of 0.02 relative to the others.
+// TestForgedDurations keeps one flow of an hour in the sample of one of eight servers, for as long
+// as such a flow lasts. The server's weight must not vanish: durations count up to a multiple of
+// the median. Without the bound, durations-mean would give the server a weight of 0.02 relative to
+// the others.
 func TestForgedDurations(t *testing.T) {
-	for kind, least := range map[Kind]float64{HLB: 0.35, HLBFixed: 0.35, HLBMean: 0.1} {
+	for kind, least := range map[Kind]float64{Durations: 0.35, DurationsFixed: 0.35, DurationsMean: 0.1} {
 		w := newWorld(1, kind, 1, sites(8, 8))
 		w.exponential(0.2, 0.3)
 		w.run(100)

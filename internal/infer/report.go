@@ -6,15 +6,15 @@ package infer
 type Report struct {
 	// Capacity is the number of flows that the server serves at once, for territories.
 	Capacity float64
-	// Weight depends on the kind. For HLB it is relative to the average weight. For SED it is the
-	// configured one. For AWCMP and WeightedRoundRobin it follows from the server's load, and is
-	// relative to the highest weight.
+	// Weight depends on the kind. For HLB and Durations it is relative to the average weight. For
+	// SED it is the configured one. For AWCMP and WeightedRoundRobin it follows from the server's
+	// load, and is relative to the highest weight.
 	Weight float64
 	// Wait is the mean time that flows wait, for each second of service, for territories.
 	Wait float64
 	// Duration is a mean time in seconds, or 0 if it is not known. For territories it is the
-	// duration of a flow while it is the server's only one. For HLB it is that of the flows that
-	// ended last.
+	// duration of a flow while it is the server's only one. For HLB it is the mean of the
+	// reservoir, and for Durations that of the flows that ended last.
 	Duration float64
 	// Away tells that the server's home is another balancer.
 	Away bool

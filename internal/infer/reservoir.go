@@ -29,13 +29,14 @@ func (r *Reservoir) Add(duration float64, random uint64) {
 }
 
 // AddAsPrinted adds a duration as HLB's algorithm 1 does, to a reservoir that only AddAsPrinted
-// fills. The buffer is full of zeros at first, and the mean includes them. Line 18 has the index
-// randomId % N, where N is the number of servers and not the size of the buffer. With fewer servers
-// than places, the later places stay zero. With more servers, the index may be behind the end of
-// the buffer, and such a duration is not registered.
-func (r *Reservoir) AddAsPrinted(duration float64, random uint64, servers int) {
+// fills. The buffer is full of zeros at first, and the mean includes them. The place of the
+// duration is random % modulus. In line 18 the modulus is N, the number of servers, and not the
+// size of the buffer. With fewer servers than places, the later places stay zero. With more
+// servers, the place may be behind the end of the buffer, and such a duration is not registered.
+// The modulus ReservoirSize corrects this.
+func (r *Reservoir) AddAsPrinted(duration float64, random uint64, modulus int) {
 	r.n = ReservoirSize
-	if at := random % uint64(servers); at < ReservoirSize {
+	if at := random % uint64(modulus); at < ReservoirSize {
 		r.durations[at] = duration
 	}
 }

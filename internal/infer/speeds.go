@@ -42,6 +42,8 @@ const (
 	// AsPrinted is algorithm 1 of HLB: Observe gets the durations that Algorithm1 registers, and
 	// reservoirs begin full of zeros. So Unseen has no effect.
 	AsPrinted
+	// EveryPacket is AsPrinted with the random index modulo the size of the buffer (AddAsPrinted).
+	EveryPacket
 )
 
 // Options are choices that HLB leaves open, and a Sampling that differs from the printed one. The
@@ -101,11 +103,14 @@ func newSpeed(servers int) speed {
 // Observe records the duration of a flow of a server. All durations must have the same unit.
 func (s *Speeds) Observe(server int32, duration float64, random uint64) {
 	r := &s.servers[server].reservoir
-	if s.options.Sampling == AsPrinted {
+	switch s.options.Sampling {
+	case AsPrinted:
 		r.AddAsPrinted(duration, random, len(s.servers))
-		return
+	case EveryPacket:
+		r.AddAsPrinted(duration, random, ReservoirSize)
+	default:
+		r.Add(duration, random)
 	}
-	r.Add(duration, random)
 }
 
 // SetDurations replaces all observations of a server by a sample that was made elsewhere. Only the
@@ -172,7 +177,7 @@ func (s *Speeds) measure() bool {
 		v := &s.servers[i]
 		mean, ok := v.reservoir.Mean()
 		v.measured = mean // the last loop divides it, which makes it z
-		if !ok && s.options.Sampling != AsPrinted {
+		if !ok && s.options.Sampling == FlowEnds {
 			v.measured = math.NaN() // no durations
 		}
 	}
@@ -214,7 +219,7 @@ func (s *Speeds) measure() bool {
 // bound from below is not needed either: a server that seems infinitely fast has e times the weight
 // of an average server.
 func (s *Speeds) bound() {
-	if s.options.Norm == BySum || s.options.Sampling == AsPrinted {
+	if s.options.Norm == BySum || s.options.Sampling != FlowEnds {
 		return
 	}
 	means := make([]float64, 0, len(s.servers))

@@ -23,11 +23,15 @@ const (
 // bytes 2 and 3 are 0. Then there are floating-point numbers of 32 bits, little-endian.
 type Saved [StateSize]byte
 
-// contents returns byte 1 of a state: 1 for capacities, 2 to 4 for speeds, and 0 for beliefs alone.
+// contents returns byte 1 of a state: 1 for capacities, 2 to 6 for speeds, and 0 for beliefs alone.
 func (e *Estimator) contents() byte {
 	switch {
 	case e.capacities != nil:
 		return 1
+	case e.settings.Kind == HLB:
+		return 5
+	case e.settings.Kind == HLBFixed:
+		return 6
 	case e.speeds != nil && e.speeds.options.FixedNoise:
 		return 4
 	case e.speeds != nil && e.speeds.options.Norm == ByMean:

@@ -19,7 +19,7 @@ func TestFaults(t *testing.T) {
 		give, talk      float64
 		kinds           []Kind
 	}{
-		{"two processors", 2, 2, 0.1, 0.6, 30, 0, []Kind{TerritoryLearned, TerritoryConfigured, HLB, LeastQueue}},
+		{"two processors", 2, 2, 0.1, 0.6, 30, 0, []Kind{TerritoryLearned, TerritoryConfigured, Durations, LeastQueue}},
 		{"32 processors, impatient clients", 32, 2, 1, 0.6, 5, 0, []Kind{TerritoryLearned, LeastQueue}},
 		{"200 processors, long flows", 200, 1, 40, 0.5, 30, 4, []Kind{TerritoryLearned, LeastQueue}},
 	} {
@@ -165,7 +165,7 @@ func TestAnswersHaveTime(t *testing.T) {
 // has two at once. It must get less than half of its share. After it is well, it must be known
 // within ten seconds.
 func TestTrials(t *testing.T) {
-	for _, kind := range []Kind{TerritoryLearned, TerritoryConfigured, HLB, LeastQueue} {
+	for _, kind := range []Kind{TerritoryLearned, TerritoryConfigured, Durations, LeastQueue} {
 		for seed := range uint64(8) {
 			w := newWorld(seed, kind, 1, sites(8, 4))
 			w.exponential(0.05, 20*0.05/32)
@@ -274,7 +274,7 @@ func TestConfiguredCapacitiesCount(t *testing.T) {
 // TestFlood floods servers with SYNs that nobody answers. No server may seem slower, and capacities
 // must stay, whether the flood is slow or fast.
 func TestFlood(t *testing.T) {
-	for _, kind := range []Kind{TerritoryLearned, TerritoryConfigured, HLB, LeastQueue} {
+	for _, kind := range []Kind{TerritoryLearned, TerritoryConfigured, Durations, LeastQueue} {
 		for _, flood := range []float64{50, 1000, 5000} {
 			w := newWorld(1, kind, 1, sites(8, 4))
 			w.exponential(0.5, 0.6)

@@ -149,7 +149,7 @@ func (w *world) sample() {
 
 func (w *world) step() {
 	for _, g := range w.gates {
-		if g.estimator.UsesDurations() {
+		if g.estimator.Timing() != TimingNone {
 			for s := range w.sites {
 				g.estimator.Observe(s, g.samples[s])
 			}

@@ -45,8 +45,9 @@ __noinline int observe_new(const struct packet *pkt, const struct service *servi
 		return 0;
 	observed_lookup(pkt, service, &flow);
 	now = flow_now();
-	if (!flow_is_recent(&flow, now))
-		flow_enter(&flow, server, FLOW_NEW, now, false);
+	if (!flow_is_recent(&flow, now) && flow_enter(&flow, server, FLOW_NEW, now, false) &&
+	    has_features(FEATURE_BIT(FEATURE_PACKET_TIMES)))
+		time_first_packet(flow.signature, server);
 	return 0;
 }
 
@@ -58,8 +59,11 @@ __noinline int observe_packet(const struct packet *pkt, const struct service *se
 	if (!pkt || !service || dry_run || pkt->kind != PACKET_WHOLE || starts_connection(pkt))
 		return 0;
 	observed_lookup(pkt, service, &flow);
-	if (flow_known(&flow))
-		flow_renew(&flow, event_of(pkt), flow_now());
+	if (!flow_known(&flow))
+		return 0;
+	if (has_features(FEATURE_BIT(FEATURE_PACKET_TIMES)))
+		time_packet(flow.value, event_of(pkt));
+	flow_renew(&flow, event_of(pkt), flow_now());
 	return 0;
 }
 

@@ -7,6 +7,7 @@
 #ifndef SEGUE_BALANCER_PERSIST_TABLE_H
 #define SEGUE_BALANCER_PERSIST_TABLE_H
 
+#include "balancer/tables/durations.h"
 #include "balancer/tables/flowtable.h"
 #include "balancer/tables/halfopen.h"
 #include "balancer/segments.h"
@@ -147,6 +148,8 @@ static __always_inline bool renew(const struct packet *pkt, const struct service
 		note_departure(LEAVES_STALE);
 		return false;
 	}
+	if (has_features(FEATURE_BIT(FEATURE_PACKET_TIMES)))
+		time_packet(flow->value, event_of(pkt));
 	flow_renew(flow, event_of(pkt), now);
 	return true;
 }
@@ -257,7 +260,9 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	note_entry(flow, STAYS);
 	go_to(segments, flow_server(flow), server);
 	now = flow_now();
-	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
+	if (flow_is_fresh(flow, now) && !has_features(FEATURE_BIT(FEATURE_PACKET_TIMES)))
+		return true;
+	return renew(pkt, service, flow, now);
 }
 
 /* Makes the server of an entry the only segment. The packet does not prove that it is of the
@@ -315,6 +320,8 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 		return LB_FORWARD_RECOVER;
 	if (!flow_enter(flow, segments->server[0], FLOW_NEW, flow_now(), false))
 		return LB_FORWARD_NO_ROOM;
+	if (has_features(FEATURE_BIT(FEATURE_PACKET_TIMES)) && !is_open)
+		time_first_packet(flow->signature, segments->server[0]);
 	return is_open ? LB_FORWARD_RECOVER : LB_FORWARD_NEW;
 }
 

@@ -28,12 +28,15 @@ struct {
  * Whether a server has the lowest score. The core asks this about the server that got its last new
  * flow, and if so takes that server again. Otherwise all cores would choose the same server at the
  * same moment, and write the same cache lines: HLB's mix of packets
- * (docs/understand/performance.md) would take 1.4 times as long on two cores.
+ * (docs/understand/performance.md) would take 1.4 times as long on two cores. Under HLB as printed
+ * (TIMING_PACKETS) no core asks: the positions alone decide between servers of equal scores.
  */
 static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
 {
 	const struct load *load = load_at(slot);
 
+	if (has_features(FEATURE_BIT(FEATURE_PACKET_TIMES)) && times_packets(slot))
+		return false;
 	return load && takes_flows_of(server_at(slot), service) &&
 	       score_of(load) <= lowest_rank >> RANK_SCORE_SHIFT;
 }

@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * How long the flows of a server last, from the first packet after the SYN to the end: a sample in
- * a reservoir (HLB, section IV-B1 and algorithm 1).
+ * How long the flows of a server last: a sample in a reservoir (HLB, section IV-B1, algorithm 1).
+ * There are two ways to fill the reservoir (enum timing):
+ *
+ *	- TIMING_ENDS: each timed flow gives one duration, from the first packet after the SYN to
+ *	  the end;
+ *	- TIMING_PACKETS: as algorithm 1 of HLB. Each packet of a timed flow that is established
+ *	  gives one duration, from the SYN to the packet, and the duration takes a random place. The
+ *	  index of algorithm 1 is a random number modulo the number of servers, which is an error:
+ *	  here it is modulo the size of the buffer.
  *
  * A start time would make every entry of the flow table larger, so only some flows are timed. Their
  * starts are in a small table, with one place for each flow. A flow is timed if its place is free
@@ -9,11 +16,6 @@
  * sample is not biased. A flow that leaves the flow table without an end leaves its start behind.
  * So a start may be replaced by the same flow when it begins again, and by any flow after
  * MAX_TIMED. A flow that lasts longer is missing in the sample if another flow has taken its place.
- *
- * Algorithm 1 has two errors. Its index is a random number modulo the number of servers, and not
- * modulo the size of the buffer. It also takes a duration from each packet, so that a flow counts
- * as often as it has packets, with the times since its start. Here each timed flow gives one
- * duration.
  */
 #ifndef SEGUE_BALANCER_TABLES_DURATIONS_H
 #define SEGUE_BALANCER_TABLES_DURATIONS_H
@@ -101,6 +103,64 @@ static __always_inline void end_duration(__u64 entry)
 	reservoir = bpf_map_lookup_elem(&reservoirs, &slot);
 	if (reservoir)
 		add_duration(reservoir, microseconds() - (value & START_TIME_MASK));
+}
+
+/* Whether the durations of a server's flows are sampled by each packet. */
+static __always_inline bool times_packets(__u32 slot)
+{
+	const struct load *load = load_at(slot);
+
+	return load && load->timing == TIMING_PACKETS;
+}
+
+/* Begins to time a flow that was entered for a SYN (algorithm 1, lines 11 to 13). Not inlined: see
+ * handle_in_full. */
+__noinline int time_first_packet(__u64 signature, __u32 slot)
+{
+	if (times_packets(slot) && !dry_run)
+		begin_duration(signature);
+	return 0;
+}
+
+/* Puts a duration into a random place of a reservoir that was full of zeros (line 20). */
+static __always_inline void register_duration(__u32 slot, __u64 duration)
+{
+	struct reservoir *to = bpf_map_lookup_elem(&reservoirs, &slot);
+	__u32 place = bpf_get_prandom_u32();
+
+	if (!to)
+		return;
+	to->duration[place & (RESERVOIR_SIZE - 1)] = duration < ~0U ? duration : ~0U;
+	*(volatile __u32 *)&to->count = RESERVOIR_SIZE;
+}
+
+/*
+ * Handles a later packet of a flow (lines 11 to 29). `entry` is the flow's entry before the packet.
+ * Only an established flow gives a duration, and its last packet gives one, too. A flow that was
+ * silent for so long that it does not count is not timed any more (section IV-A1: the timeout
+ * evicts the connection). Not inlined: see handle_in_full.
+ */
+__noinline int time_packet(__u64 entry, __u32 event)
+{
+	enum flow_state state = entry_state(entry);
+	__u32 slot = entry_server(entry);
+	__u64 *start = start_of(entry), value;
+
+	if (!times_packets(slot) || !start || dry_run)
+		return 0;
+	if (event == FLOW_OPENS) {
+		if (has_ended(state))
+			begin_duration(entry);
+		return 0;
+	}
+	value = *(volatile __u64 *)start;
+	if (!value || start_tag(value) != start_tag(entry))
+		return 0;
+	if (state == FLOW_ESTABLISHED)
+		register_duration(slot, microseconds() - (value & START_TIME_MASK));
+	if (event == FLOW_ENDS || event == FLOW_RESETS || state == FLOW_SILENT)
+		*(volatile __u64 *)start = 0;
+	return 0;
 }
 
 #endif

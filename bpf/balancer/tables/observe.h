@@ -33,9 +33,9 @@ static __always_inline void count_end(__u32 slot, __u64 flows)
 static __always_inline void observe(__u64 entry, const struct load *load, __u64 flows,
 				    enum flow_state from, enum flow_state to)
 {
-	if (load->is_timed && to == FLOW_ESTABLISHED && from != FLOW_SILENT)
+	if (load->timing == TIMING_ENDS && to == FLOW_ESTABLISHED && from != FLOW_SILENT)
 		begin_duration(entry);
-	if (load->is_timed && is_established(from) && has_ended(to))
+	if (load->timing == TIMING_ENDS && is_established(from) && has_ended(to))
 		end_duration(entry);
 	/* The server has not served a flow whose second packet was the FIN. So that flow does not
 	 * tell how many flows the server can serve. Otherwise the ending flow itself counts, even

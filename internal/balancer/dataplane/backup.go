@@ -35,6 +35,7 @@ type backup struct {
 	turns    map[uint32]uint64    // of services that were added, by number
 	// estimates are those that were removed, by slot; nil: there was none.
 	estimates map[uint32]*balancerEstimate
+	samples   map[uint32]balancerReservoir // emptied samples of durations, by slot
 	restored  bool
 }
 
@@ -75,6 +76,7 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 		reasons:    map[uint32][]Counter{},
 		turns:      map[uint32]uint64{},
 		estimates:  map[uint32]*balancerEstimate{},
+		samples:    map[uint32]balancerReservoir{},
 	}
 	for entry := range p.Services.inForce().entries() {
 		b.rules[entry] = entry.rule()
@@ -154,6 +156,17 @@ func (b *backup) keepEstimate(slot uint32) (err error) {
 		b.estimates[slot], err = b.plane.Estimates.read(slot)
 	}
 	return err
+}
+
+// keepSample stores the sample of durations of a slot that is about to be emptied. Without a backup
+// it does nothing.
+func (b *backup) keepSample(slot uint32) {
+	if b == nil {
+		return
+	}
+	if _, kept := b.samples[slot]; !kept {
+		b.samples[slot] = b.plane.Loads.reservoirs[slot]
+	}
 }
 
 // keepFlows stores the entries of the slots. They are about to be freed.
@@ -281,6 +294,9 @@ func (b *backup) restoreTables() error {
 func (b *backup) restoreCounters() error {
 	objects := &b.plane.Objects
 	var errs []error
+	for slot, sample := range b.samples {
+		b.plane.Loads.reservoirs[slot] = sample
+	}
 	for slot, counters := range b.counters {
 		errs = append(errs,
 			objects.ServerCounters.Put(slot, counters.packets),

@@ -21,8 +21,9 @@ const (
 	// FeaturesAll are the features that any configuration can need: FEATURES_ALL in features.h.
 	FeaturesAll Features = 1<<balancerFeatureFEATURE_COUNT - 1
 
-	featureHints Features = 1 << balancerFeatureFEATURE_HINTS
-	featureCRC   Features = 1 << balancerFeatureFEATURE_CRC
+	featureHints       Features = 1 << balancerFeatureFEATURE_HINTS
+	featureCRC         Features = 1 << balancerFeatureFEATURE_CRC
+	featurePacketTimes Features = 1 << balancerFeatureFEATURE_PACKET_TIMES
 )
 
 // variablesMap is the map of the variables that are not constants.
@@ -35,6 +36,9 @@ var FeaturesOf = func(cfg *desired.Balancer) (needed Features) {
 		needed |= RuleOf(&cfg.Services[i]).features()
 		if cfg.Services[i].BucketHash == desired.BucketHashCRC32 {
 			needed |= featureCRC
+		}
+		if cfg.Services[i].IsPrintedHLB() {
+			needed |= featurePacketTimes
 		}
 	}
 	return needed

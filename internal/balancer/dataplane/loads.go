@@ -119,9 +119,14 @@ func (t *LoadTable) placed(slot uint32, n loadNumbers) (placed, answered uint32)
 		n.answered - atomic.LoadUint32(&load.AnsweredBefore)
 }
 
-// SetTimed tells the data path whether to sample the durations of the flows of the slot's server.
-func (t *LoadTable) SetTimed(slot uint32, isTimed bool) {
-	t.loads[slot].IsTimed = flag(isTimed)
+// SetTiming tells the data path which durations of the flows of the slot's server to sample. If
+// that changes, it empties the sample.
+func (p *Plane) SetTiming(slot uint32, timing infer.Timing) {
+	if load := &p.Loads.loads[slot]; load.Timing != uint8(timing) {
+		p.backup.keepSample(slot)
+		load.Timing = uint8(timing)
+		p.Loads.reservoirs[slot] = balancerReservoir{}
+	}
 }
 
 // flag returns 1 for true, and 0 for false, so that one store writes a flag. Between a store of 0
@@ -195,7 +200,7 @@ func (p *Plane) forgetLoad(slot uint32) error {
 		}
 	}
 	atomic.StoreInt32(&p.Loads.loads[slot].Trials, 0)
-	atomic.StoreUint32(&p.Loads.reservoirs[slot].Count, 0)
+	p.Loads.reservoirs[slot] = balancerReservoir{}
 	return nil
 }
 
@@ -258,10 +263,10 @@ func (t *LoadTable) put(slot uint32, all slotLoad) {
 	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }
 
-// putPrice replaces the price of the slot's server, and whether its flows are timed.
+// putPrice replaces the price of the slot's server, and how its flows are timed.
 func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
 	t.SetPrice(slot, priceOf(load))
-	t.SetTimed(slot, load.IsTimed != 0)
+	t.loads[slot].Timing = load.Timing
 }
 
 // Clear sets all numbers of flows to zero: flows of one packet count as lost. Only tests that empty

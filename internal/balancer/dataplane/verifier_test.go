@@ -25,6 +25,8 @@ func TestVerifierWork(t *testing.T) {
 	quic.Placement, quic.Selection = desired.PlacementHunt, desired.SelectConsistent
 	quic.Persistence = desired.PersistenceQUIC
 	infer.Placement, infer.Infer = desired.PlacementInfer, &desired.Infer{Among: desired.AmongAll}
+	hlb := infer
+	hlb.Infer = &desired.Infer{Among: desired.AmongAll, Estimator: desired.EstimateHLB}
 	for name, test := range map[string]struct {
 		load    func() (*ebpf.CollectionSpec, error)
 		program string
@@ -35,6 +37,7 @@ func TestVerifierWork(t *testing.T) {
 		"stateless": {attachedFor(stateless), balancerProgXdpLb, 115_000},
 		"infer":     {attachedFor(infer), balancerProgXdpLb, 170_000},
 		"quic":      {attachedFor(hash, quic), balancerProgXdpLb, 210_000},
+		"hlb":       {attachedFor(hlb), balancerProgXdpLb, 175_000},
 		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 265_000},
 		"dry run":   {wholeDryRun, balancerProgXdpLb, 250_000},
 		"sweep":     {usualSweep, sweeperProgSweepFlows, 30_000},

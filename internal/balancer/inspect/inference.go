@@ -45,14 +45,15 @@ type InferredServer struct {
 type EstimateState struct {
 	// Capacity is the number of flows that the server serves at once.
 	Capacity *float64 `json:"capacity"`
-	// Weight depends on the estimator. Under HLB it is the speed relative to that of the other
-	// servers. If the service polls, it is the weight relative to the highest one. Otherwise it is
-	// the configured weight.
+	// Weight depends on the estimator. Under HLB and durations it is the speed relative to that of
+	// the other servers. If the service polls, it is the weight relative to the highest one.
+	// Otherwise it is the configured weight.
 	Weight *float64 `json:"weight"`
 	// Wait is the mean time that flows wait, for each second of service.
 	Wait *float64 `json:"wait"`
 	// Duration is a mean duration of flows in seconds. Under territories it is that of a flow while
-	// it is the server's only one. Under HLB it is that of the flows that have ended last.
+	// it is the server's only one. Under durations it is that of the flows that have ended last, and
+	// under HLB the mean of the server's reservoir.
 	Duration *float64 `json:"duration_seconds"`
 	// SlowStart, NoAnswers and SilentFlows are factors by which the server seems slower. Each is 1
 	// or more, and has a reason of its own. SlowStart: the server has taken new flows only for a

@@ -98,7 +98,7 @@ func (m *HLB) New(b *sim.Balancer) (sim.Placement, error) {
 	}
 	p.weigh()
 	if m.Sampling == SamplingAsPrinted {
-		return &printedHLB{p, make(map[uint64]*infer.Algorithm1), p.register}, nil
+		return &printedHLB{p, newAlgorithm1(b), p.register}, nil
 	}
 	return p, nil
 }
@@ -164,12 +164,10 @@ func (p *hlb) register(server int32, duration float64) {
 	p.speeds.Observe(server, duration, p.b.Rand.Uint64())
 }
 
-// printedHLB gets durations by algorithm 1. The algorithm works on packets, and the simulator on
-// flows. So a client sends the packets of a short HTTP request: a SYN, an acknowledgement with the
-// request right behind it, an acknowledgement of the response, and a FIN.
+// printedHLB gets durations by algorithm 1.
 type printedHLB struct {
 	*hlb
-	flows map[uint64]*infer.Algorithm1 // by Flow.Number
+	flows algorithm1
 	// register is hlb.register, unless a test replaces it.
 	register func(server int32, duration float64)
 }
@@ -178,37 +176,68 @@ type printedHLB struct {
 func (p *printedHLB) Place(f *sim.Flow, offer *sim.Offer) {
 	p.hlb.Place(f, offer)
 	if offer.N > 0 {
-		p.flows[f.Number] = &infer.Algorithm1{}
-		p.packets(f, infer.Open)
+		p.flows.opened(f)
 	}
 }
 
-// Connected gives two packets to algorithm 1: the first acknowledgement, and the request behind it.
+// Connected gives packets to algorithm 1.
 func (p *printedHLB) Connected(f *sim.Flow) {
 	p.hlb.Connected(f)
-	p.packets(f, infer.Data, infer.Data)
+	p.flows.connected(f, p.register)
 }
 
-// Closed gives the last two packets of a connected flow to algorithm 1: the acknowledgement of the
-// response, and the FIN.
+// Closed gives the last packets of a connected flow to algorithm 1.
 func (p *printedHLB) Closed(f *sim.Flow, _ sim.End) {
 	if _, wasConnected := p.closed(f); wasConnected {
-		p.packets(f, infer.Data, infer.End)
+		p.flows.ended(f, p.register)
 	}
-	delete(p.flows, f.Number)
+	p.flows.forget(f)
 }
+
+// algorithm1 runs algorithm 1 of HLB for the flows of a balancer. The algorithm works on packets,
+// and the simulator on flows. So a client sends the packets of a short HTTP request: a SYN, an
+// acknowledgement with the request right behind it, an acknowledgement of the response, and a FIN.
+type algorithm1 struct {
+	b     *sim.Balancer
+	flows map[uint64]*infer.Algorithm1 // by Flow.Number
+}
+
+func newAlgorithm1(b *sim.Balancer) algorithm1 {
+	return algorithm1{b, make(map[uint64]*infer.Algorithm1)}
+}
+
+// opened handles the SYN.
+func (a algorithm1) opened(f *sim.Flow) {
+	a.flows[f.Number] = &infer.Algorithm1{}
+	a.flows[f.Number].Packet(infer.Open, a.b.Now())
+}
+
+// connected handles two packets: the first acknowledgement, and the request behind it.
+func (a algorithm1) connected(f *sim.Flow, register func(server int32, duration float64)) {
+	a.packets(f, register, infer.Data, infer.Data)
+}
+
+// ended handles the last two packets: the acknowledgement of the response, and the FIN.
+func (a algorithm1) ended(f *sim.Flow, register func(server int32, duration float64)) {
+	a.packets(f, register, infer.Data, infer.End)
+}
+
+// forget removes a flow.
+func (a algorithm1) forget(f *sim.Flow) { delete(a.flows, f.Number) }
 
 // packets handles packets that the balancer gets now. Flows that came from another balancer are not
 // in the tables of this one.
-func (p *printedHLB) packets(f *sim.Flow, kinds ...infer.Packet) {
-	flow, ok := p.flows[f.Number]
+func (a algorithm1) packets(
+	f *sim.Flow, register func(server int32, duration float64), kinds ...infer.Packet,
+) {
+	flow, ok := a.flows[f.Number]
 	if !ok {
 		return
 	}
 	for _, kind := range kinds {
-		if duration, registered := flow.Packet(kind, p.b.Now()); registered {
+		if duration, registered := flow.Packet(kind, a.b.Now()); registered {
 			_, server := marked(f)
-			p.register(server, duration)
+			register(server, duration)
 		}
 	}
 }

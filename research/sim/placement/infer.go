@@ -60,7 +60,7 @@ func (m *Infer) New(b *sim.Balancer) (sim.Placement, error) {
 	}
 	p := &inferring{
 		b: b, method: m, estimator: e, counters: make([]infer.Counters, n),
-		durations: make([]infer.Reservoir, n),
+		durations: make([]infer.Reservoir, n), flows: newAlgorithm1(b),
 	}
 	return p, p.arrange()
 }
@@ -72,6 +72,7 @@ type inferring struct {
 	live      []int32           // servers by index of the estimator
 	counters  []infer.Counters  // by server
 	durations []infer.Reservoir // by server
+	flows     algorithm1        // with infer.TimingPackets
 	polls     int
 }
 
@@ -108,6 +109,16 @@ func (p *inferring) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 	offer.Set(best)
 	p.placed(f, best)
+	if p.timing() == infer.TimingPackets {
+		p.flows.opened(f)
+	}
+}
+
+func (p *inferring) timing() infer.Timing { return p.estimator.Timing() }
+
+// registerAsPrinted registers a duration of algorithm 1.
+func (p *inferring) registerAsPrinted(server int32, duration float64) {
+	p.durations[server].AddAsPrinted(duration, p.b.Rand.Uint64(), infer.ReservoirSize)
 }
 
 // placed counts a flow as new on a server.
@@ -134,6 +145,7 @@ func (p *inferring) Connected(f *sim.Flow) {
 	}
 	state, _ = state.Next(infer.Data)
 	mark(f, state, server)
+	p.flows.connected(f, p.registerAsPrinted)
 }
 
 // silent is the state of a flow that does not count, because it has been silent.
@@ -147,6 +159,7 @@ func (p *inferring) Silent(f *sim.Flow) {
 	if state, server := marked(f); state == infer.Conn {
 		p.counters[server].Established--
 		mark(f, silent, server)
+		p.flows.forget(f)
 	}
 }
 
@@ -155,6 +168,7 @@ func (p *inferring) Silent(f *sim.Flow) {
 // last packet passes. It does nothing for a flow that this balancer has not counted.
 func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 	state, server := marked(f)
+	defer p.flows.forget(f)
 	if state == infer.Null {
 		return
 	}
@@ -168,7 +182,12 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 	}
 	c.Ended[min(c.Established, infer.MostServed)-1]++ // by the server's number of flows, this included
 	c.Established--
-	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
+	switch p.timing() {
+	case infer.TimingPackets:
+		p.flows.ended(f, p.registerAsPrinted)
+	case infer.TimingEnds:
+		p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
+	}
 }
 
 func (p *inferring) Interval() float64 { return p.method.Polled.Seconds() }
@@ -184,7 +203,7 @@ func (p *inferring) Step() {
 	if p.polls%every != 0 {
 		return
 	}
-	if p.estimator.UsesDurations() {
+	if p.timing() != infer.TimingNone {
 		for i, s := range p.live {
 			p.estimator.Observe(i, p.durations[s].Durations())
 		}
