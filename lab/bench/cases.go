@@ -47,11 +47,13 @@ const (
 
 	caseTurnSYN = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
 
-	// The number of servers follows each of these four prefixes, and the prefixes of polledSYN.
+	// The number of servers follows each of these six prefixes, and the prefixes of polledSYN.
 	caseHashSYN  = "syn-hash-"  // syn-of-new-flow
 	caseInferSYN = "syn-infer-" // syn-of-new-flow of a service with placement infer
 	caseHashMix  = "mix-hash-"  // the SYN, a later packet and the FIN of new flows
 	caseInferMix = "mix-infer-" // the same packets to a service with placement infer
+	caseHLBSYN   = "syn-hlb-"   // syn-infer- with estimator hlb
+	caseHLBMix   = "mix-hlb-"   // mix-infer- with estimator hlb
 
 	// The following are of services with placement hunt.
 	caseHuntKnown = "known-flow-hunt"      // known-flow
@@ -88,6 +90,7 @@ type service struct {
 	encapsulation desired.Encapsulation // "": none
 	placement     desired.Placement     // "": hash
 	selection     desired.Selection     // of placement hunt; "": consistent
+	estimator     desired.Estimator     // of placement infer; "": the default
 	persistence   desired.Persistence   // "": table
 	bucketHash    desired.BucketHash    // of persistence stateless; "": multilinear
 	changed       bool                  // other servers have replaced all servers
@@ -194,13 +197,17 @@ func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 		hash.servers = servers
 		infer := hash
 		infer.placement = desired.PlacementInfer
+		hlb := infer
+		hlb.estimator = desired.EstimateHLB
 		name := func(prefix string) string { return fmt.Sprint(prefix, servers) }
 		for _, flows := range levels {
 			cases = append(cases,
 				newCase(name(caseHashSYN), hash, packet.SYN, flows, room),
 				newCase(name(caseInferSYN), infer, packet.SYN, flows, room),
 				mixCase(name(caseHashMix), hash, flows, room),
-				mixCase(name(caseInferMix), infer, flows, room))
+				mixCase(name(caseInferMix), infer, flows, room),
+				newCase(name(caseHLBSYN), hlb, packet.SYN, flows, room),
+				mixCase(name(caseHLBMix), hlb, flows, room))
 			for _, method := range desired.PlacementMethods {
 				if !method.Polls {
 					continue

@@ -254,7 +254,7 @@ func (m *measured) count() (uint64, error) {
 // under it (requireCounted).
 func (c *benchCase) isOfNewFlows() bool {
 	name := strings.TrimRight(c.name, "0123456789")
-	names := []string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}
+	names := []string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN, caseHLBSYN}
 	return slices.Contains(names, name) || c.placement.Polls()
 }
 

@@ -302,7 +302,7 @@ func serviceConfig(s service) desired.Service {
 				c.Candidates = s.selection.DefaultCandidates()
 			}
 		}
-		c.Infer = inferConfig(placement)
+		c.Infer = inferConfig(placement, s.estimator)
 	}
 	addServers(&c, 1, s.serverCount())
 	if s.placement.Polls() {
@@ -325,15 +325,17 @@ func serviceConfig(s service) desired.Service {
 	return c
 }
 
-// inferConfig returns the section infer of a service with a placement. It has the placement's
-// defaults, except that polls are rare. It returns nil if the placement has no such section.
-func inferConfig(placement desired.PlacementMethod) *desired.Infer {
+// inferConfig returns the section infer of a service with a placement, and with an estimator unless
+// it is empty. It has the placement's defaults, except that polls are rare. It returns nil if the
+// placement has no such section.
+func inferConfig(placement desired.PlacementMethod, estimator desired.Estimator) *desired.Infer {
 	if !placement.Infers() {
 		return nil
 	}
 	infer := &desired.Infer{Among: placement.Amongs[0]}
 	if len(placement.Estimators) > 0 {
-		infer.Estimator, infer.Interval = placement.Estimators[0], desired.DefaultInferInterval
+		infer.Estimator = cmp.Or(estimator, placement.Estimators[0])
+		infer.Interval = desired.DefaultInferInterval
 	}
 	if placement.Polls {
 		infer.Poll = 10 * time.Second

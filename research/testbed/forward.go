@@ -91,7 +91,11 @@ func (p planned) ofNewFlows() bool {
 func (p planned) benchCase() string {
 	switch {
 	case p.ofNewFlows():
-		return fmt.Sprintf("%s-%s-%d", p.Case.Packets, p.Case.Placement, p.present)
+		method := string(p.Case.Placement)
+		if p.Case.Infer != nil {
+			method = cmp.Or(string(p.Case.Infer.Estimator), method)
+		}
+		return fmt.Sprintf("%s-%s-%d", p.Case.Packets, method, p.present)
 	case p.Case.Placement == desired.PlacementHunt:
 		return "known-flow-hunt"
 	}

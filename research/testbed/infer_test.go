@@ -22,6 +22,7 @@ import (
 // are at the balancer's own interval, which is longer in emulated time.
 func TestInferInTheSimulator(t *testing.T) {
 	const sampled, step = 80 * time.Millisecond, 500 * time.Millisecond
+	mean := desired.Infer{Estimator: desired.EstimateHLBMean} // a former name
 	hlb := desired.Infer{Estimator: desired.EstimateHLB, SlowStart: new(4 * time.Second)}
 	candidates := desired.Infer{Among: desired.AmongCandidates}
 	for name, test := range map[string]struct {
@@ -35,6 +36,10 @@ func TestInferInTheSimulator(t *testing.T) {
 		}},
 		"hlb": {Case{Placement: desired.PlacementInfer, Infer: &hlb}, 4, &placement.Infer{
 			Kind: infer.HLB, Polled: sampled, Interval: step, SlowStart: 4 * time.Second,
+			Silent: 40 * time.Second,
+		}},
+		"hlb-mean": {Case{Placement: desired.PlacementInfer, Infer: &mean}, 4, &placement.Infer{
+			Kind: infer.DurationsMean, Polled: sampled, Interval: step, SlowStart: 40 * time.Second,
 			Silent: 40 * time.Second,
 		}},
 		"too fast": {Case{Placement: desired.PlacementInfer}, 8, &placement.Infer{

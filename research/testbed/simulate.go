@@ -219,7 +219,8 @@ func (c Case) estimator() infer.Kind {
 	case c.Infer == nil:
 		return infer.TerritoryLearned
 	}
-	return cmp.Or(infer.Kind(c.Infer.Estimator), infer.TerritoryLearned)
+	estimator := cmp.Or(c.Infer.Estimator.Method().StandsFor, c.Infer.Estimator)
+	return cmp.Or(infer.Kind(estimator), infer.TerritoryLearned)
 }
 
 // The data path has these settings for load reports. They are repeated here for the simulator.
