@@ -98,7 +98,7 @@ func TestChangesOfAgent(t *testing.T) {
 		{"POST", "changes?dry-run=true", web(`"remove":true`), nil, 200, `"losses":[{"service":"web","cause":"removed","flows":12}]`},
 		{"POST", "changes", edits(`{"service":"web","server":"s1","set":{"drained":true}}`), nil, 404, "web/s1"},
 		{"POST", "changes", edits(`{"service":"web","server":"s1","add":{"weight":1}}`), nil, 422, "services of an agent have no servers"},
-		{"POST", "changes", edits(`{"service":"quic","set":{"drained":true}}`), nil, 422, "only for TCP"},
+		{"POST", "changes", edits(`{"service":"quic","set":{"drained":true}}`), nil, 422, "only for services that hunt"},
 		{"POST", "changes", web(`"set":{"accept":{"threshold":-1}}`), nil, 422, `web.accept.threshold \"-1\"`},
 		{"POST", "changes", web(`"set":{"accept":null},"remove":true`), nil, 422, "match exactly one schema"},
 		{"PUT", "services", one, []string{"Content-Type", "application/yaml"}, 409, "would remove 2 of 3 services, and the limit is 30 percent"},

@@ -90,7 +90,7 @@ func TestImpossibleAgentEdits(t *testing.T) {
 func TestDrainOfServiceThatDoesNotHunt(t *testing.T) {
 	s := newAgentSite(t)
 	s.change(Edit{Service: "dns", Add: desired.Fields{"vip": "192.0.2.53", "port": 53, "protocol": "udp"}})
-	s.refuses(`dns.drained "true": only for TCP`, Edit{Service: "dns", Set: desired.Fields{"drained": true}})
+	s.refuses(`dns.drained "true": only for services that hunt`, Edit{Service: "dns", Set: desired.Fields{"drained": true}})
 }
 
 // Applying a file to an agent keeps its drains. Its other sections have no effect.
