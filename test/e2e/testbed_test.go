@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -337,7 +338,8 @@ cases:
   - {name: hunt, placement: hunt, encapsulation: srv6-insert}
 `)
 	for _, run := range r.Runs {
-		if run.Measured.Mean <= 0 || run.Measured.Mean > 1e-3 {
+		// The time of the host is subtracted, so on a busy machine the rest can be below 0.
+		if run.Measured.Mean == 0 || math.Abs(run.Measured.Mean) > 1e-3 {
 			t.Errorf("%s: a packet takes %v s", run.Case, run.Measured.Mean)
 		}
 	}
