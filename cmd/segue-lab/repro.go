@@ -25,10 +25,11 @@ func newRepro() *cobra.Command {
 		Short: "Reproduce the papers' figures and check their numbers",
 		Long: `Repro makes those figures of the papers on SRLB, 6LB, SHELL and HLB that need no packets.
 It computes them by the model and by simulation. It writes each figure as CSV and SVG,
-a page index.html that shows all figures, and rows.csv, which has all comparisons. It compares its results with the statements
+and a page index.html that shows all figures. It compares its results with the statements
 of the papers, and prints the tolerance of each comparison and the rule from which the
-tolerance follows. docs/research/reproduction.md describes the rules. It also lists the
-figures that repro makes, and those that it leaves out, with the reasons.
+tolerance follows. The file rows.csv has all comparisons. docs/research/reproduction.md
+describes the rules. It also lists the figures that repro makes, and those that it leaves
+out, with the reasons.
 
 A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro
 makes all of them. It keeps each figure that the same program has made in the directory

@@ -46,8 +46,8 @@ type Report struct {
 
 // Write makes a report of the results in a directory, or of all results in the directories in it.
 // It writes a page that needs no other file, each chart as SVG, and the runs of each experiment as
-// CSV. If the results have a value
-// that a report cannot show, the error names the file and the value, and nothing is written.
+// CSV. If the results have a value that a report cannot show, the error names the file and the
+// value, and nothing is written.
 func Write(directory string, s Settings) (*Report, error) {
 	folders, err := openFolders(directory)
 	if err != nil {

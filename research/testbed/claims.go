@@ -30,7 +30,7 @@ var responseQuantities = map[string]func(*Response) float64{
 // runQuantities are the other quantities, which only measured runs have.
 var runQuantities = map[string]func(*Run) float64{
 	"failed":   func(r *Run) float64 { return float64(r.Failed) / float64(r.Requests) },
-	"fairness": func(r *Run) float64 { return r.Fairness },
+	"fairness": positive(func(r *Run) float64 { return r.Fairness }),
 	// The largest distance of a server's responses, or of its open connections, from an even share.
 	"from-even": (*Run).FromEven,
 	// What the balancers infer about the servers with the largest capacity, relative to the others.
@@ -40,10 +40,20 @@ var runQuantities = map[string]func(*Run) float64{
 	// The mean response time of the other servers, relative to that of the servers with the largest
 	// capacity.
 	"slowdown":      (*Run).slowdown,
-	"overprovision": func(r *Run) float64 { return r.Overprovision },
+	"overprovision": positive(func(r *Run) float64 { return r.Overprovision }),
 	// The CPU time of a request: of the balancers, and of the whole lab.
 	"balancer-cpu": cpuQuantity(func(c *CPU) float64 { return c.Balancers + c.BalancerPrograms }),
 	"lab-cpu":      cpuQuantity(func(c *CPU) float64 { return c.All }),
+}
+
+// positive returns a quantity that is never 0 if it is known. It is NaN if it is unknown.
+func positive(of func(*Run) float64) func(*Run) float64 {
+	return func(r *Run) float64 {
+		if v := of(r); v != 0 {
+			return v
+		}
+		return math.NaN()
+	}
 }
 
 // cpuQuantity returns a quantity that is a CPU time of a request. It is NaN if a run did not measure

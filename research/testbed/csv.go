@@ -18,8 +18,8 @@ import (
 	"strings"
 )
 
-// firstColumns are those that every file of runs has. Warnings are a number. Further columns are quantities of claims, as measured,
-// or with the prefix of a source.
+// firstColumns are those that every file of runs has. The column warnings is their number. Further
+// columns are quantities of claims, with the prefix of their source.
 var firstColumns = []string{"case", "point", "seed", "requests", "failed", "warnings"}
 
 // responseSource is a response of a run that a file of runs has. Its columns begin with the prefix.
@@ -62,7 +62,7 @@ var quantities = []string{"mean", "p50", "p75", "p90", "p99", "large"}
 
 // CSV returns a line for each run, with all quantities of claims, below the names of the columns.
 // Times are in seconds. A comment before them names the build, the machine and the speed. Columns
-// that no run has are left out.
+// that are 0 or unknown in all runs are left out.
 func (r *Results) CSV() ([]byte, error) {
 	var lines []map[string]string // by column
 	columns := slices.Clone(firstColumns)
@@ -74,8 +74,9 @@ func (r *Results) CSV() ([]byte, error) {
 			"requests": strconv.FormatUint(run.Requests, 10), "failed": strconv.FormatUint(run.Failed, 10),
 			"warnings": strconv.Itoa(len(run.Warnings)),
 		}
-		for column, value := range run.columns() {
-			line[column], used[column] = value, true
+		for column, v := range run.values() {
+			line[column] = strconv.FormatFloat(v, 'g', 5, 64)
+			used[column] = used[column] || v != 0
 		}
 		lines = append(lines, line)
 	}
@@ -120,12 +121,12 @@ func valueColumns() (columns []string) {
 	return columns
 }
 
-// columns returns the values of a run that are known, by column.
-func (r *Run) columns() map[string]string {
-	values := map[string]string{}
+// values returns the values of a run that are known, by column.
+func (r *Run) values() map[string]float64 {
+	values := map[string]float64{}
 	add := func(column string, v float64) {
-		if v != 0 && !math.IsNaN(v) && !math.IsInf(v, 0) {
-			values[column] = strconv.FormatFloat(v, 'g', 5, 64)
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			values[column] = v
 		}
 	}
 	for _, source := range responseSources {

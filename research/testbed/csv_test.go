@@ -85,6 +85,23 @@ func TestCSV(t *testing.T) {
 	}
 }
 
+// TestCSVKeepsZeros checks that a quantity that is 0 in one run, and not in another, is 0 when it is
+// read again.
+func TestCSVKeepsZeros(t *testing.T) {
+	even := []Share{{Responses: 5}, {Responses: 5}}
+	runs := []Run{
+		{Case: "hash", Point: 9, Seed: 1, Requests: 10, Shares: even},
+		{Case: "hash", Point: 9, Seed: 2, Requests: 10, Shares: []Share{{Responses: 8}, {Responses: 2}}},
+	}
+	r, err := ReadCSV(writeCSV(t, "6lb-11a", runs))
+	testhost.Must(t, err)
+	for i, want := range []float64{0, 3} {
+		if got := r.Runs[i].quantity("from-even"); got != want {
+			t.Errorf("run %d has %v, want %v", i, got, want)
+		}
+	}
+}
+
 // TestCSVErrors checks the errors of files of runs.
 func TestCSVErrors(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{

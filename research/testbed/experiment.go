@@ -542,8 +542,8 @@ func (e *Experiment) topologyProblem() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {
-			for _, lab := range s.at(point).labs() {
-				if err := lab.Validate(); err != nil {
+			for _, topology := range s.at(point).labs() {
+				if err := topology.Validate(); err != nil {
 					errs.Addf("", "at the point %v: %v", point, err)
 					return errs
 				}

@@ -58,13 +58,16 @@ func (p planned) newHeldRun(connections []*longLived) *Run {
 }
 
 // FromEven returns the largest distance of a server's responses from an even share of them. For
-// KindHold, responses are open connections.
+// KindHold, responses are open connections. It is NaN if no shares are known.
 func (r *Run) FromEven() float64 {
+	if len(r.Shares) == 0 {
+		return math.NaN()
+	}
 	sum := uint64(0)
 	for _, s := range r.Shares {
 		sum += s.Responses
 	}
-	even, largest := float64(sum)/float64(max(len(r.Shares), 1)), 0.0
+	even, largest := float64(sum)/float64(len(r.Shares)), 0.0
 	for _, s := range r.Shares {
 		largest = max(largest, math.Abs(float64(s.Responses)-even))
 	}

@@ -63,6 +63,9 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 
 // addShares adds the measures of how evenly a run's responses are distributed over the servers.
 func (s *Summary) addShares(run *Run) {
+	if len(run.Shares) == 0 {
+		return
+	}
 	s.FromEven = max(s.FromEven, run.FromEven())
 	for i, share := range run.Shares {
 		if s.Seeds == 1 && i == 0 { // the first server of the first run
