@@ -180,7 +180,7 @@ enum bit<8> reason_t {
     PASS_TOO_BIG = 15,     /* longer than the path to its server permits */
     DROP_PORT = 16,        /* from a port that is not in use */
     PASS_NO_SERVER_ID = 17, /* a packet of QUIC that names no server */
-    PASS_NO_COOKIE = 18    /* its host may have a hint for it */
+    PASS_NO_COOKIE = 18     /* for a host that has hints for flows without cookies */
 }
 
 /* How a packet travels to its servers. */

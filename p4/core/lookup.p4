@@ -27,8 +27,8 @@ control ReadCookie(inout packet_t p, in tcp_t tcp) {
     }
 }
 
-/* Finds the candidates of a new flow. A client without timestamps will send no cookie. If the host has
- * hints, it offers the flow, because its hint will name the server. Otherwise only the first
+/* Finds the candidates of a new flow. A client without timestamps will send no cookie. A host with
+ * hints offers such a flow itself, and its hint then names the server. Without hints, only the first
  * candidate may take the flow. */
 control Choose(inout packet_t p) {
     action offer(bit<4> count, bit<32> columns, bit<16> slot0, bit<16> slot1, bit<16> slot2,
@@ -80,8 +80,8 @@ control Choose(inout packet_t p) {
     }
 }
 
-/* Finds the servers that may have the flow of a packet. If the host has hints, it finds the server
- * of a packet without a cookie. It also handles packets that the only server of a list returns. */
+/* Finds the servers that may have the flow of a packet. A host with hints handles packets without a
+ * cookie, and packets that the only server of a list has returned. */
 control Lookup(inout packet_t p) {
     action go_to(bit<16> slot) {
         p.servers.count = 1;
