@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/p4switch"
+	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -208,9 +209,9 @@ func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 			"--connection-id %q: must be an even number of hexadecimal digits, "+
 				"at most %d octets", o.connectionID, longestConnectionID)
 	}
-	packet := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id, Opens: o.kind == initialPacket}
-	if packet.Opens && len(id) == 0 {
-		packet.ConnectionID = make([]byte, shortestFirstID)
+	p := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id, Opens: o.kind == initialPacket}
+	if p.Opens && len(id) == 0 {
+		p.ConnectionID = make([]byte, shortestFirstID)
 	}
 	shortest := ipv6Header
 	if flow.Source.Addr().Is4() {
@@ -221,20 +222,20 @@ func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 	} else {
 		shortest += udpHeader
 	}
-	if packet.Opens || len(id) > 0 {
-		shortest += len(inspect.QUICHeader(packet.Opens, packet.ConnectionID))
+	if p.Opens || len(id) > 0 {
+		shortest += len(packet.QUICHeader(p.Opens, p.ConnectionID))
 	}
 	if o.hasEcho {
-		packet.Echo = &o.echo
+		p.Echo = &o.echo
 		shortest += timestampOption
 	}
 	switch {
 	case o.length == 0:
-		packet.Length = shortest
+		p.Length = shortest
 	case o.length < shortest || o.length > 65535:
 		return inspect.Packet{}, fmt.Errorf("--length %d: must be from %d to 65535", o.length, shortest)
 	}
-	return packet, nil
+	return p, nil
 }
 
 // describeCookie returns the column that a packet's cookie names.

@@ -182,8 +182,7 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 // shortest ID that a client may choose, and without the fields behind the IDs.
 func (q question) inner() []byte {
 	if q.protocol == desired.UDP {
-		initial := append([]byte{0xc0, 0, 0, 0, 1, 8}, make([]byte, 8+1)...)
-		return packet.UDP(q.client, q.vip, packet.Payload(initial))
+		return packet.UDP(q.client, q.vip, packet.Payload(packet.QUICHeader(true, make([]byte, 8))))
 	}
 	return packet.TCP(q.client, q.vip, packet.Flags(q.flags()))
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -88,10 +86,7 @@ func balancersOf(node *desired.AgentNode) map[agentLocatorPrefix]uint32 {
 
 // serviceKey returns the key of a service in the data path's tables.
 func serviceKey(s desired.AgentService) agentServiceKey {
-	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(s.Port.Number())}
-	if s.Protocol == desired.UDP {
-		key.Protocol = unix.IPPROTO_UDP
-	}
+	key := agentServiceKey{Protocol: s.Protocol.Number(), Port: networkOrder(s.Port.Number())}
 	key.Vip.In6U.U6Addr8 = s.VIP.As16()
 	return key
 }

@@ -249,6 +249,6 @@ func (v *View) traceSocket(t *Trace, flow *agentDecision) (string, error) {
 	if flow.HasFlow != 0 {
 		return socketName(uint32(flow.Socket)), nil
 	}
-	sockets, err := querySockets(v.sockets, serviceKey(desired.AgentService{Protocol: t.protocol}).Protocol, t.Client, t.VIP)
+	sockets, err := querySockets(v.sockets, t.protocol.Number(), t.Client, t.VIP)
 	return socketName(sockets.State), err
 }

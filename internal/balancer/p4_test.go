@@ -30,12 +30,20 @@ func crcServices() (services []columnService) {
 	return services
 }
 
-// hintCapacities are those of a host without hints, and of a host with hints.
-var hintCapacities = []uint32{0, hints}
+// withAndWithoutHints runs a test for a host without hints, and for one with a hint table of a
+// capacity.
+func withAndWithoutHints(t *testing.T, test func(t *testing.T, capacity uint32)) {
+	for _, capacity := range []uint32{0, hints} {
+		t.Run(fmt.Sprintf("%d hints", capacity), func(t *testing.T) {
+			t.Parallel()
+			test(t, capacity)
+		})
+	}
+}
 
 // openOffloaded returns a balancer with all kinds of services that switches balance, and its
-// reference. The balancer has a hint table of a capacity. Their servers have changed several times. The switch reaches most of them, by a path
-// of 1,500 bytes.
+// reference. The services' servers have changed several times. The switch reaches most of them, by a
+// path of 1,500 bytes. The capacity is that of the balancer's hint table.
 func openOffloaded(t testing.TB, capacity uint32) *reference {
 	t.Helper()
 	services := crcServices()
@@ -68,12 +76,7 @@ func openOffloaded(t testing.TB, capacity uint32) *reference {
 func TestSwitchAgreesWithDataPath(t *testing.T) {
 	t.Parallel()
 	testhost.NeedSwitch(t)
-	for _, capacity := range hintCapacities {
-		t.Run(fmt.Sprintf("%d hints", capacity), func(t *testing.T) {
-			t.Parallel()
-			testSwitchAgrees(t, capacity)
-		})
-	}
+	withAndWithoutHints(t, testSwitchAgrees)
 }
 
 func testSwitchAgrees(t *testing.T, capacity uint32) {

@@ -55,12 +55,7 @@ func (f *fixture) quicPackets() (all []inspect.Packet) {
 func TestTraceAgreesWithSwitch(t *testing.T) {
 	t.Parallel()
 	testhost.NeedSwitch(t)
-	for _, capacity := range hintCapacities {
-		t.Run(fmt.Sprintf("%d hints", capacity), func(t *testing.T) {
-			t.Parallel()
-			testTraceAgrees(t, capacity)
-		})
-	}
+	withAndWithoutHints(t, testTraceAgrees)
 }
 
 func testTraceAgrees(t *testing.T, capacity uint32) {

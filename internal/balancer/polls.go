@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/poll"
 )
@@ -41,13 +39,9 @@ func (b *Balancer) Polls() prometheus.Collector { return b.inference.poller }
 
 // targetOf returns where the agent of a service's server is polled.
 func targetOf(svc *service, m *member) poll.Target {
-	protocol := uint8(unix.IPPROTO_TCP)
-	if svc.Protocol == desired.UDP {
-		protocol = unix.IPPROTO_UDP
-	}
 	return poll.Target{
 		ID: m.slot, Address: netip.AddrPortFrom(m.Host, svc.Infer.PollPort),
-		Service: poll.Service{VIP: svc.VIP, Port: svc.Port.Number(), Protocol: protocol},
+		Service: poll.Service{VIP: svc.VIP, Port: svc.Port.Number(), Protocol: svc.Protocol.Number()},
 	}
 }
 

@@ -423,7 +423,7 @@ func TestTraceInitial(t *testing.T) {
 		string(issued(t, form, serverOfName(f.service("h3"), "q2"))): srv6.Steer,
 	} {
 		got, err := view.Trace(inspect.Packet{
-			Flow: h3, Opens: true, ConnectionID: []byte(id), Length: 48 + len(inspect.QUICHeader(true, []byte(id))),
+			Flow: h3, Opens: true, ConnectionID: []byte(id), Length: 48 + len(packet.QUICHeader(true, []byte(id))),
 		})
 		f.must(err)
 		var asked []string

@@ -412,8 +412,9 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 //     It always returns a packet whose flow it does not have.
 //   - For other services that do not hunt, a server just delivers the packet. So it does for QUIC:
 //     no server signals, and the packet names the server.
-//   - For any other service that hunts, the packet acknowledges that the balancer knows the flow, which the
-//     server waits for. If load reports order the servers, the packet also asks for a report.
+//   - For any other service that hunts, the packet acknowledges that the balancer knows the flow,
+//     which the server waits for. If load reports order the servers, the packet also asks for a
+//     report.
 func knownSIDOf(svc *desired.Service, hasHints bool) dataplane.KnownSID {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:

@@ -279,12 +279,7 @@ func (f *fixture) addServer(s switchTables, servers *dataplane.ServerTable, slot
 // condition of servers is. So are the digests of services.
 func TestSwitchTables(t *testing.T) {
 	t.Parallel()
-	for _, capacity := range hintCapacities {
-		t.Run(fmt.Sprintf("%d hints", capacity), func(t *testing.T) {
-			t.Parallel()
-			testSwitchTables(t, capacity)
-		})
-	}
+	withAndWithoutHints(t, testSwitchTables)
 }
 
 func testSwitchTables(t *testing.T, capacity uint32) {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Placement decides which server gets a new connection.
@@ -72,6 +74,14 @@ const (
 	TCP Protocol = "tcp"
 	UDP Protocol = "udp"
 )
+
+// Number returns the number of the protocol in IP headers.
+func (p Protocol) Number() uint8 {
+	if p == UDP {
+		return unix.IPPROTO_UDP
+	}
+	return unix.IPPROTO_TCP
+}
 
 // Port is a transport port, 1 to 65535, or AllPorts. Zero is not valid: it stands for a missing
 // port.

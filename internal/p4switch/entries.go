@@ -8,8 +8,6 @@ import (
 	"math/bits"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -80,11 +78,8 @@ func flag(is bool) Value {
 // serviceKey returns the key of a service's entry. Without the port, it is that of a service for all
 // ports.
 func serviceKey(vip netip.Addr, protocol desired.Protocol, port uint16) []Value {
-	address, number := vip.As16(), uint64(unix.IPPROTO_TCP)
-	if protocol == desired.UDP {
-		number = unix.IPPROTO_UDP
-	}
-	return []Value{address[:], Number(number), Number(uint64(port))}
+	address := vip.As16()
+	return []Value{address[:], Number(uint64(protocol.Number())), Number(uint64(port))}
 }
 
 // rowKey returns the key of a row. The bucket is in the highest bits of the hash.

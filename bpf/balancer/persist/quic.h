@@ -37,7 +37,8 @@ struct {
 /* What server_of_id() returns if the packet names no server. */
 #define ID_UNKNOWN -1
 #define ID_OF_CLIENT -2 /* an Initial or 0-RTT packet: the client may have chosen the ID */
-/* In place of ID_OF_CLIENT under `hunt`: this bit, and the number of a server. */
+/* Under `hunt`, server_of_id() adds this bit to the number of a server that an Initial or 0-RTT packet
+ * names. */
 #define ID_OF_BOTH (1 << 16)
 _Static_assert(MAX_SERVERS <= ID_OF_BOTH, "the number of a server has more bits");
 

@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -39,7 +37,7 @@ func (f Flow) words() (words [10]uint32) {
 	copy(key[16:], destination[:])
 	binary.BigEndian.PutUint16(key[32:], f.Source.Port())
 	binary.BigEndian.PutUint16(key[34:], f.Destination.Port())
-	key[36] = protocolNumber(f.Protocol)
+	key[36] = f.Protocol.Number()
 	for i := range words {
 		words[i] = binary.NativeEndian.Uint32(key[4*i:])
 	}
@@ -158,11 +156,4 @@ func bucketKeys(seed uint64) (keys TupleKeys) {
 		keys[i] = generator.Uint64()
 	}
 	return keys
-}
-
-func protocolNumber(p desired.Protocol) uint8 {
-	if p == desired.UDP {
-		return unix.IPPROTO_UDP
-	}
-	return unix.IPPROTO_TCP
 }

@@ -102,7 +102,7 @@ func signatureDifference(random *rand.Rand, pair [2]Flow) (difference uint64) {
 	keys := drawFlowKeys(random)
 	for _, flow := range pair {
 		// A service has one protocol, so that the protocol can stand for the service.
-		difference ^= flow.signature(uint32(protocolNumber(flow.Protocol)), &keys)
+		difference ^= flow.signature(uint32(flow.Protocol.Number()), &keys)
 	}
 	return difference
 }
@@ -183,7 +183,7 @@ func TestPlacesAndSignaturesAreIndependent(t *testing.T) {
 			keys := drawFlowKeys(random)
 			var place, signature uint64
 			for _, flow := range pair {
-				service := uint32(protocolNumber(flow.Protocol))
+				service := uint32(flow.Protocol.Number())
 				place ^= flow.placeSum(service, &keys)
 				signature ^= flow.signature(service, &keys)
 			}

@@ -83,7 +83,7 @@ func (t *ProbeTable) Set(r probe.Request) {
 	p := &t.probes[r.Target.Slot]
 	p.Vip = in6(r.Target.VIP)
 	p.Encapsulation = uint8(encapsulations[r.Target.Encapsulation])
-	p.Protocol, p.Port = protocolNumber(r.Target.Protocol), bits.ReverseBytes16(r.Target.Port)
+	p.Protocol, p.Port = r.Target.Protocol.Number(), bits.ReverseBytes16(r.Target.Port)
 	atomic.StoreUint64(&p.Token, r.Token)
 }
 

@@ -163,7 +163,7 @@ func ServiceKey(svc *desired.Service) ServiceEntry {
 	return ServiceEntry{
 		Vip:      in6(svc.VIP),
 		Port:     bits.ReverseBytes16(svc.Port.Number()),
-		Protocol: protocolNumber(svc.Protocol),
+		Protocol: svc.Protocol.Number(),
 		Kind:     uint8(balancerServiceEntryKindENTRY_SERVICE),
 	}
 }
@@ -191,7 +191,7 @@ func (e *ServiceEntry) IsService() bool {
 // Matches returns the destination of the packets to which the entry applies. Port 0 means any port.
 func (e *ServiceEntry) Matches() (netip.Addr, desired.Port, desired.Protocol) {
 	protocol := desired.TCP
-	if e.Protocol == protocolNumber(desired.UDP) {
+	if e.Protocol == desired.UDP.Number() {
 		protocol = desired.UDP
 	}
 	return addrOf(e.Vip), desired.PortOf(bits.ReverseBytes16(e.Port)), protocol

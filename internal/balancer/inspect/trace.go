@@ -32,17 +32,6 @@ type Packet struct {
 	ConnectionID []byte
 }
 
-// QUICHeader returns the beginning of a QUIC packet with a destination connection ID: a short header
-// or, if the packet is an Initial of version 1, a long header up to the empty source ID (RFC 9000
-// sections 17.2.2 and 17.3.1).
-func QUICHeader(isInitial bool, id []byte) []byte {
-	if !isInitial {
-		return append([]byte{quicShortHeader}, id...)
-	}
-	header := append([]byte{quicInitial, 0, 0, 0, 1, byte(len(id))}, id...)
-	return append(header, 0)
-}
-
 // Trace is what the data path would do with a packet, and why.
 type Trace struct {
 	Instance string         `json:"instance"`
@@ -233,16 +222,14 @@ func frameOf(p Packet) []byte {
 	headers := len(build(p.Flow.Source, p.Flow.Destination, options...)) - ethernetHeader
 	payload := make([]byte, max(min(p.Length, longestInFrame)-headers, 0))
 	if p.Opens && p.Flow.Protocol == desired.UDP || len(p.ConnectionID) > 0 {
-		copy(payload, QUICHeader(p.Opens, p.ConnectionID))
+		copy(payload, packet.QUICHeader(p.Opens, p.ConnectionID))
 	}
 	return build(p.Flow.Source, p.Flow.Destination, append(options, packet.Payload(payload))...)
 }
 
 const (
-	ethernetHeader  = 14   // bytes
-	longestHeaders  = 256  // bytes that an encapsulation or an ICMP error can add, and more
-	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
-	quicInitial     = 0xc0 // the same of an Initial packet of version 1 (section 17.2.2)
+	ethernetHeader = 14  // bytes
+	longestHeaders = 256 // bytes that an encapsulation or an ICMP error can add, and more
 )
 
 // describe stores a decision in the trace. Without a service, it stores only the reason. If the
