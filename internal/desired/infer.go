@@ -70,6 +70,9 @@ const (
 	AmongTurns      Among = "turns"      // the next one in turn, under weighted-round-robin
 )
 
+// ShortestPoll is the shortest time between two polls of a server.
+const ShortestPoll = 50 * time.Millisecond
+
 // DefaultPollPort is the default port of the agents' endpoints for polls.
 const DefaultPollPort = 7460
 
@@ -227,7 +230,7 @@ func (r *rules) checkEstimator(path string, s *Service) {
 func (r *rules) checkPolls(path string, s *Service) {
 	every, port := fieldpath.Child(path, "poll"), fieldpath.Child(path, "poll-port")
 	if s.Placement.Polls() {
-		checkRange(r, every, s.Infer.Poll, 50*time.Millisecond, 10*time.Second)
+		checkRange(r, every, s.Infer.Poll, ShortestPoll, 10*time.Second)
 		if s.Infer.PollPort == 0 {
 			r.failf(port, "must be from 1 to 65535")
 		}

@@ -55,7 +55,10 @@ func TestInferInTheSimulator(t *testing.T) {
 			Silent: 40 * time.Second,
 		}},
 		"sed without weights": {Case{Placement: desired.PlacementSED}, 4, nil},
-		"polled":              {Case{Placement: desired.PlacementAWCMP}, 4, nil},
+		"AWCMP": {Case{Placement: desired.PlacementAWCMP}, 4, &placement.AWCMP{
+			Polled: placement.Polled{Interval: 500 * time.Millisecond},
+		}},
+		"GSQ2": {Case{Placement: desired.PlacementGSQ2}, 4, nil},
 		"among two": {Case{
 			Placement: desired.PlacementLeastQueue, Infer: &desired.Infer{Among: desired.AmongTwo},
 		}, 4, nil},

@@ -190,7 +190,7 @@ func (t cpuTimes) idleSince(before cpuTimes) float64 {
 }
 
 // readCPUTimes returns the times of all cores since the machine started. Waiting for IO counts as
-// idle.
+// idle, and so do programs with a positive nice value, which give way to the lab.
 func readCPUTimes() (t cpuTimes, err error) {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -201,7 +201,7 @@ func readCPUTimes() (t cpuTimes, err error) {
 		return t, err
 	}
 	c := stat.CPUTotal
-	t.idle = c.Idle + c.Iowait
-	t.all = t.idle + c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	t.idle = c.Idle + c.Iowait + c.Nice
+	t.all = t.idle + c.User + c.System + c.IRQ + c.SoftIRQ + c.Steal
 	return t, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/lab"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/scenario"
@@ -297,11 +298,22 @@ func (c Case) infer(s settings) *desired.Infer {
 	if i.SlowStart != nil {
 		i.SlowStart = new(s.byTheClock(*i.SlowStart))
 	}
+	if infer.Kind(c.Placement).IsPolled() {
+		i.Poll = max(s.byTheClock(c.poll()), desired.ShortestPoll)
+	}
 	if c.Placement == desired.PlacementInfer {
 		i.Interval = max(s.byTheClock(cmp.Or(i.Interval, desired.DefaultInferInterval)),
 			desired.ShortestInferInterval)
 	}
 	return &i
+}
+
+// poll returns the time between two polls of a server, in emulated time.
+func (c Case) poll() time.Duration {
+	if c.Infer == nil {
+		return desired.DefaultInferInterval
+	}
+	return cmp.Or(c.Infer.Poll, desired.DefaultInferInterval)
 }
 
 // windowTime returns the shortest time of a window of the policy dynamic, in emulated time.

@@ -126,6 +126,8 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.hasProxy():
 		return c.proxy()
+	case c.Placement == desired.PlacementAWCMP:
+		return &placement.AWCMP{Polled: placement.Polled{Interval: c.poll()}}
 	case c.Placement.Infers():
 		return p.inferring()
 	case c.Weighted && c.Placement == desired.PlacementHash:
