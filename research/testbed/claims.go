@@ -41,6 +41,11 @@ var runQuantities = map[string]func(*Run) float64{
 	// capacity.
 	"slowdown":      (*Run).slowdown,
 	"overprovision": positive(func(r *Run) float64 { return r.Overprovision }),
+	// How far the balancers differ in what they see of the servers: of their numbers of flows, of
+	// the durations of flows, and the former relative to the latter.
+	"flow-spread":     observed(func(o *Observations) float64 { return o.Flows }),
+	"duration-spread": observed(func(o *Observations) float64 { return o.Durations }),
+	"spread-ratio":    observed(func(o *Observations) float64 { return o.Flows / o.Durations }),
 	// The CPU time of a request: of the balancers, and of the whole lab.
 	"balancer-cpu": cpuQuantity(func(c *CPU) float64 { return c.Balancers + c.BalancerPrograms }),
 	"lab-cpu":      cpuQuantity(func(c *CPU) float64 { return c.All }),
@@ -53,6 +58,16 @@ func positive(of func(*Run) float64) func(*Run) float64 {
 			return v
 		}
 		return math.NaN()
+	}
+}
+
+// observed returns a quantity of what balancers see. It is NaN for runs without observations.
+func observed(of func(*Observations) float64) func(*Run) float64 {
+	return func(r *Run) float64 {
+		if r.Observations == nil {
+			return math.NaN()
+		}
+		return of(r.Observations)
 	}
 }
 

@@ -159,6 +159,9 @@ type Run struct {
 	// segue status.
 	Counters map[string]uint64 `json:"counters"`
 
+	// Observations tells how far balancers that infer differ in what they see. It is nil for other
+	// runs, and for those with a single balancer.
+	Observations *Observations `json:"observations,omitempty"`
 	// CPU is the CPU time of the run. It is nil unless the experiment measures it.
 	CPU     *CPU    `json:"cpu,omitempty"`
 	Machine Machine `json:"machine"`

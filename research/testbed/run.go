@@ -62,16 +62,22 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 	defer func() { err = errors.Join(err, meter.close()) }()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
+	observer, err := b.startObserver(p)
+	if err != nil {
+		return nil, err
+	}
 	sampler, feedback := b.startSampler(p), b.startFeedback(ctx, end, p)
 	report, err := b.generate(ctx, p, folder)
 	samples, sampling := sampler.stop()
-	if err = errors.Join(err, sampling, feedback.stop()); err != nil {
+	observed, observing := observer.stop()
+	if err = errors.Join(err, sampling, observing, feedback.stop()); err != nil {
 		return nil, err
 	}
 	if report.Interrupted { // by the user, or because the feedback failed
 		return nil, context.Cause(ctx)
 	}
 	run = p.newRun(report)
+	run.Observations = observed
 	if run.CPU, err = meter.read(); err != nil {
 		return nil, err
 	}

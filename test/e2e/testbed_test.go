@@ -363,7 +363,7 @@ func runExperiment(t *testing.T, text string) *testbed.Results {
 }
 
 // TestExperimentReplaysATrace replays requests on servers of two sizes, for distant clients. What
-// balancers have inferred is in the results.
+// balancers have inferred, and how far they differ, is in the results.
 func TestExperimentReplaysATrace(t *testing.T) {
 	t.Parallel()
 	file, trace := filepath.Join(t.TempDir(), "replay.yaml"), filepath.Join(t.TempDir(), "trace.csv")
@@ -397,6 +397,9 @@ cases: [{name: infer, placement: infer}]
 	if run.Requests != 100 || run.Failed > 0 || run.Measured.P50 < 0.45 {
 		t.Errorf("%d requests, %d failed, median %v s; want 100 of two round trips and 100 ms or less of work",
 			run.Requests, run.Failed, run.Measured.P50)
+	}
+	if o := run.Observations; o == nil || o.Flows <= 0 {
+		t.Errorf("observations of two balancers: %+v, want numbers of flows that differ", o)
 	}
 	for i, share := range run.Shares {
 		if share.Estimate == 0 || share.Capacity != float64(i+1) {
