@@ -127,3 +127,23 @@ func TestWeightedInTheSimulator(t *testing.T) {
 		t.Errorf("round-robin: placement %+v, want none", spec)
 	}
 }
+
+// TestWhoTellsLoads requires that agents read the workers of servers that hunt or are polled, as
+// often in emulated time at any speed.
+func TestWhoTellsLoads(t *testing.T) {
+	workers := desired.Source{Kind: desired.LoadSharedMemory, Interval: 5 * time.Millisecond}
+	for placement, want := range map[desired.Placement]desired.Source{
+		desired.PlacementHash: {}, desired.PlacementSED: {}, desired.PlacementHunt: workers,
+		desired.PlacementAWCMP: workers, desired.PlacementGSQ2: workers,
+	} {
+		var s settings
+		s.Speed = 2
+		service := Case{Placement: placement}.service(0, s)
+		if service.Load != want {
+			t.Errorf("%s: %+v, want %+v", placement, service.Load, want)
+		}
+		if placement.Polls() && service.Infer.Poll != 250*time.Millisecond {
+			t.Errorf("%s: polls every %s, want half of 500ms", placement, service.Infer.Poll)
+		}
+	}
+}

@@ -262,8 +262,9 @@ func (c Case) service(i int, s settings) lab.Service {
 		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, BucketHash: c.BucketHash,
 		Accept: c.accept(s), Load: c.Source,
 	}
+	needsLoad := c.Placement == desired.PlacementHunt || c.Placement.Polls()
 	switch {
-	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}): // no default needed
+	case !needsLoad || c.Source != (desired.Source{}): // no default needed
 	case s.Kind == KindDay:
 		service.Load = desired.Source{Kind: desired.LoadApache}
 	default:
