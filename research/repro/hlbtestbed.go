@@ -260,7 +260,10 @@ func hlb23(ctx context.Context, r *run) error {
 		"1.03 of SED's")
 	r.smaller("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
 		"HLB adapts its weights, says the text")
-	r.alike("ratio of weights in the last 30 s", after, "the speeds become similar, says the text")
+	r.smaller("distance of the ratio of weights from 1 in the last 30 s", "from 15 to 30 s",
+		math.Abs(after-1), math.Abs(before-1), "the speeds become similar, says the text")
+	r.remark("The ratio of weights is %.3f from 15 to 30 s, and %.3f in the last 30 s. By the printed "+
+		"formula, it is at most e^(1/4) = 1.28.", before, after)
 	r.remark("%s", syntheticDemands)
 	r.remark(
 		"The text does not state the additional work. Here it leaves half of the speed of the " +

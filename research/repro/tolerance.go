@@ -24,7 +24,7 @@ var (
 // sampled is the rule MonteCarlo for an estimate e. runs is the number of its runs, and paperRuns
 // is that of the paper, or tolerance.Derived.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
-	return allowance{tolerance.MonteCarlo, tolerance.Scatter(e, runs, paperRuns)}
+	return allowance{tolerance.MonteCarlo, tolerance.Scatter(e, runs, float64(paperRuns))}
 }
 
 // mustParse reads a statement that the code quotes from a paper.

@@ -133,13 +133,16 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	if c.Over != "" && !known(c.Over) {
 		fail("over", "must be a case")
 	}
-	for name, at := range map[string]float64{"at": c.At, "over-at": c.OverAt} {
+	for name, at := range map[string]float64{"at": c.At, "over-at": c.OverAt, "since": c.Since} {
 		if at != 0 && !slices.Contains(e.Points, at) && !slices.Contains(e.Full.Points, at) {
 			fail(name, "must be a point")
 		}
 	}
 	if c.OverAt != 0 && (c.At == 0 || c.Over == "") {
 		fail("over-at", "needs at, and a case as over")
+	}
+	if c.Since != 0 && (c.At == 0 || c.Over == "" || c.OverAt != 0) {
+		fail("since", "needs at, a case as over, and no over-at")
 	}
 	if c.Type != "" && (!ofResponse || e.Static == 0 || c.Type != TypePage && c.Type != TypeStatic) {
 		fail("type", fmt.Sprintf("must be %q or %q, for a time of a wiki with static files", TypePage, TypeStatic))
@@ -177,6 +180,9 @@ func (c Claim) statementProblems(e *Experiment, ofResponse bool, fail func(name,
 	if c.PaperRuns < 0 || c.PaperRuns > 0 && (rule != tolerance.MonteCarlo || c.Paper == "") {
 		fail("paper-runs", "must be the paper's number of runs, for the rule monte-carlo")
 	}
+	if c.PaperRequests > 0 && c.PaperRuns == 0 {
+		fail("paper-requests", "needs paper-runs")
+	}
 }
 
 // condition returns the claim's condition for readers. For a claim that is not judged, it is the
@@ -199,6 +205,9 @@ func (c Claim) condition() string {
 	}
 	if at := cmp.Or(c.OverAt, c.At); at > 0 {
 		fmt.Fprintf(&b, " at %v", at)
+	}
+	if c.Since > 0 {
+		fmt.Fprintf(&b, ", both relative to %v", c.Since)
 	}
 	fmt.Fprintf(&b, ": %s", c.stated())
 	if c.Tolerance != nil && *c.Tolerance > 0 {
@@ -274,13 +283,24 @@ func (c *Claim) compare(r *Results, point float64) comparison {
 	// Parse accepted both when the file was read.
 	stated, _ := c.statement(v.simulated)
 	rule, _ := tolerance.Named(c.Rule)
-	v.tolerance = rule.Allowed(stated, tolerance.Scatter(own, len(samples), c.PaperRuns))
+	scatter := tolerance.Scatter(own, len(samples), c.comparableRuns(r, point))
+	v.tolerance = rule.Allowed(stated, scatter)
 	v.excess = stated.Excess(v.measured, v.tolerance)
 	return v
 }
 
+// comparableRuns returns the paper's number of runs, if each had as many requests as the runs here.
+// The variance of a mean is in inverse proportion to the number of requests.
+func (c *Claim) comparableRuns(r *Results, point float64) float64 {
+	runs := float64(c.PaperRuns)
+	if run := r.run(c.Of, point, 1); c.PaperRequests > 0 && run != nil && run.Requests > 0 {
+		runs *= float64(c.PaperRequests) / float64(run.Requests)
+	}
+	return runs
+}
+
 // samples returns the left side of the condition at a point for each seed: the quantity of Of,
-// divided by that of Over if there is one. response selects one of a run's responses, such as the
+// divided by that of Over if there is one. With Since, each quantity is relative to that at Since. response selects one of a run's responses, such as the
 // simulated one. A value that does not exist is NaN.
 func (c *Claim) samples(r *Results, point float64, response func(*Run) *Response) (all []float64) {
 	for i := range r.Runs {
@@ -291,6 +311,10 @@ func (c *Claim) samples(r *Results, point float64, response func(*Run) *Response
 		value := c.value(run, response)
 		if c.Over != "" {
 			value /= c.value(r.run(c.Over, cmp.Or(c.OverAt, point), run.Seed), response)
+		}
+		if c.Since > 0 {
+			value /= c.value(r.run(c.Of, c.Since, run.Seed), response) /
+				c.value(r.run(c.Over, c.Since, run.Seed), response)
 		}
 		all = append(all, value)
 	}

@@ -59,6 +59,30 @@ func TestClaimBySimulation(t *testing.T) {
 	}
 }
 
+// TestClaimOfGrowth compares how much two cases grow from one point to another, seed by seed.
+func TestClaimOfGrowth(t *testing.T) {
+	var r Results
+	r.Points = []float64{1, 4}
+	add := func(name string, point, first, second float64) {
+		for i, mean := range []float64{first, second} {
+			r.Runs = append(r.Runs, Run{Case: name, Point: point, Seed: uint64(i + 1), Measured: Response{Mean: mean}})
+		}
+	}
+	add("a", 1, 1, 2)
+	add("a", 4, 3, 6) // three times as much
+	add("b", 1, 1, 2)
+	add("b", 4, 2, 4) // twice as much
+	r.Planned = len(r.Runs)
+	c := Claim{Quantity: "mean", Of: "a", Over: "b", At: 4, Since: 1, Paper: "at most 1", Rule: "stated"}
+	c.judge(&r)
+	if c.Met == nil || *c.Met || math.Abs(*c.Measured-1.5) > 1e-9 {
+		t.Errorf("%+v, want 1.5, which is more than 1", c)
+	}
+	if want := "mean(a) / mean(b) at 4, both relative to 1: at most 1 (paper; as stated)"; c.Condition != want {
+		t.Errorf("the condition is %q, want %q", c.Condition, want)
+	}
+}
+
 // TestClaimOfAPaper compares a ratio with a number of a paper, and with an equal quantity. The
 // interval is wider if the paper's number comes from few runs.
 func TestClaimOfAPaper(t *testing.T) {
@@ -71,6 +95,8 @@ func TestClaimOfAPaper(t *testing.T) {
 	}{
 		{Claim{Of: "a", Over: "b", Paper: "2.74", Rule: "monte-carlo", PaperRuns: 3}, half*math.Sqrt2 + 0.005, true},
 		{Claim{Of: "a", Over: "b", Paper: "2.74", Rule: "monte-carlo"}, half + 0.005, false},
+		{Claim{Of: "a", Over: "b", Paper: "2.74", Rule: "monte-carlo", PaperRuns: 1, PaperRequests: 300},
+			half*math.Sqrt2 + 0.005, true}, // the runs here have 100 requests
 		{Claim{Of: "a", Over: "b", Paper: "1.4", Rule: "monte-carlo"}, half + 0.05, false},
 		{Claim{Of: "c", Over: "b", Ours: "equal", Rule: "monte-carlo"}, half, true},
 		{Claim{Of: "c", Over: "b", Paper: "equal", Rule: "drawing"}, 0.05, false},

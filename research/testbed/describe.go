@@ -34,6 +34,9 @@ func (c Case) Describe() string {
 	if c.Weighted {
 		parts = append(parts, "weights in proportion to the servers' capacities")
 	}
+	if c.Weights != nil {
+		parts = append(parts, fmt.Sprintf("weights %d", c.Weights))
+	}
 	if c.Feedback > 0 {
 		parts = append(parts, fmt.Sprintf("weights that follow the servers' loads every %v", c.Feedback))
 	}

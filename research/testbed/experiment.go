@@ -218,6 +218,8 @@ type Case struct {
 	// Weighted gives each server a weight in proportion to its capacity. Otherwise all servers have
 	// the same weight.
 	Weighted bool `yaml:"weighted,omitempty"`
+	// Weights are the weights of the servers, one for each, in place of Weighted.
+	Weights []uint32 `yaml:"weights,omitempty"`
 	// Packets are those that KindForward measures.
 	Packets Packets `yaml:"packets,omitempty"`
 	// Feedback is the interval at which the weights of the servers follow their loads, in emulated
@@ -359,6 +361,8 @@ func (e *Experiment) problems() (errs fieldpath.Errors) {
 		path := fieldpath.Item("cases", i)
 		c.problems(e.Kind, under(path))
 		require(!names[c.Name], fieldpath.Child(path, "name"), "is already used")
+		require(c.Weights == nil || len(c.Weights) == e.Servers, fieldpath.Child(path, "weights"),
+			"%d, but there are %d servers", len(c.Weights), e.Servers)
 		names[c.Name] = true
 	}
 	for i, c := range e.Claims {
@@ -499,8 +503,13 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 		fail("feedback", "only the placement round-robin uses weights that change all the time")
 	}
 	sendsRequests := kind == KindLoad || kind == KindDay
-	if c.Weighted && (!sendsRequests || c.Direct || c.Feedback != 0) {
-		fail("weighted", "is only for the kinds load and day, with a balancer and without feedback")
+	for field, given := range map[string]bool{"weighted": c.Weighted, "weights": c.Weights != nil} {
+		if given && (!sendsRequests || c.Direct || c.Feedback != 0) {
+			fail(field, "is only for the kinds load and day, with a balancer and without feedback")
+		}
+	}
+	if c.Weights != nil && (c.Weighted || slices.Contains(c.Weights, 0)) {
+		fail("weights", "must be positive, and exclude weighted")
 	}
 	if c.Feedback < 0 {
 		fail("feedback", "must not be negative")

@@ -99,6 +99,8 @@ func TestBadExperiments(t *testing.T) {
 		claim + "of: sc, paper: 2, rule: five percent}]\n":               "claims[0].rule",
 		claim + "of: sc, paper: 2, rule: digits, paper-runs: 2}]\n":      "claims[0].paper-runs",
 		claim + "of: sc, ours: 2, rule: monte-carlo, paper-runs: 2}]\n":  "claims[0].paper-runs",
+		claim + "of: sc, paper: 2, rule: digits, paper-requests: 2}]\n":  "claims[0].paper-requests",
+		claim + "of: sc, paper: 2, rule: digits, since: 0.5}]\n":         "claims[0].since",
 		claim + "of: sc, type: page, paper: 2, rule: stated}]\n":         "claims[0].type",
 		claim + "of: sc, unjudged: why, paper: 2, rule: stated}]\n":      "claims[0].unjudged",
 		good + "claims: [{text: x}]\n":                                   "claims[0].unjudged",
@@ -134,7 +136,9 @@ func TestBadExperiments(t *testing.T) {
 		good + "replay: {format: queries, match: '(n)=(.)'}\n":                "replay.match",
 		good + "axis: deviation\nreplay: {format: queries, match: 'n=(.)'}\n": "replay.match",
 
-		one + "[{name: d, direct: true, weighted: true}]\n": "cases[0].weighted",
+		one + "[{name: d, direct: true, weighted: true}]\n":                         "cases[0].weighted",
+		"servers: 2\n" + one + "[{name: h, placement: hash, weights: [1, 0]}]\n":    "cases[0].weights: must be positive",
+		"servers: 2\n" + one + "[{name: h, placement: hash, weights: [1, 2, 3]}]\n": "cases[0].weights: 3, but there are 2",
 		one + "[{name: rr, placement: round-robin, feedback: 1s, weighted: true}]\n": "" +
 			"cases[0].weighted",
 	} {

@@ -124,10 +124,10 @@ func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err er
 	}
 }
 
-// setWeights gives the servers of a weighted case their weights. The returned function gives all
+// setWeights gives the servers of a case with weights their weights. The returned function gives all
 // servers the same weight again.
 func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, err error) {
-	if !p.Case.Weighted {
+	if !p.Case.Weighted && p.Case.Weights == nil {
 		return func() error { return nil }, nil
 	}
 	var all desired.Overrides
@@ -141,10 +141,13 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 	return reset, b.override(ctx, all)
 }
 
-// weights returns the weights of the servers of a weighted case, in proportion to their capacities.
+// weights returns the case's own weights, or those in proportion to the servers' capacities.
 // For the estimator TerritoryConfigured, a weight must be the number of requests that a server
 // serves at once.
 func (p planned) weights() (weights []uint32) {
+	if p.Case.Weights != nil {
+		return p.Case.Weights
+	}
 	if p.Case.estimator() == infer.TerritoryConfigured {
 		for _, name := range p.serverNames() {
 			weights = append(weights, uint32(p.Emulated.Of(name).Cores))

@@ -13,7 +13,7 @@ func measuredRuns(means map[string][]float64, simulated map[string]float64) *Res
 	r := &Results{Cases: []string{"a", "b", "c"}, Points: []float64{4}, Axis: Axis{Key: "balancers"}}
 	for _, name := range r.Cases {
 		for i, mean := range means[name] {
-			run := Run{Case: name, Point: 4, Seed: uint64(i + 1), Measured: Response{Mean: mean}}
+			run := Run{Case: name, Point: 4, Seed: uint64(i + 1), Measured: Response{Mean: mean}, Requests: 100}
 			if s := simulated[name]; s > 0 {
 				run.Simulated = &Response{Mean: s}
 			}

@@ -62,6 +62,8 @@ type Claim struct {
 	Over   string  `json:"over,omitempty" yaml:"over"`       // a case
 	At     float64 `json:"at,omitempty" yaml:"at"`           // a point; all points by default
 	OverAt float64 `json:"over_at,omitempty" yaml:"over-at"` // the point of Over, if not At
+	// Since is a point. The quantities of both cases are then relative to their own at this point.
+	Since float64 `json:"since,omitempty" yaml:"since"`
 	// Paper is the paper's statement about the left side, and Ours is one of this project.
 	// tolerance.Parse reads both. In Ours, the word simulated in place of a number stands for the
 	// left side in the simulator.
@@ -71,6 +73,8 @@ type Claim struct {
 	// the paper, or 0 if its number is exact; for the rule monte-carlo.
 	Rule      string `json:"rule,omitempty" yaml:"rule"`
 	PaperRuns int    `json:"paper_runs,omitempty" yaml:"paper-runs"`
+	// PaperRequests is the number of requests in each run of the paper; 0: as many as here.
+	PaperRequests uint64 `json:"paper_requests,omitempty" yaml:"paper-requests"`
 	// Unjudged says why a claim without a quantity is not judged.
 	Unjudged string `json:"unjudged,omitempty" yaml:"unjudged"`
 

@@ -126,6 +126,8 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.hasProxy():
 		return c.proxy()
+	case c.Weights != nil: // simulated balancers know the servers' own capacities
+		return nil
 	case c.Placement == desired.PlacementAWCMP:
 		return &placement.AWCMP{Polled: placement.Polled{Interval: c.poll()}}
 	case c.Placement.Infers():

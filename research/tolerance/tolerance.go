@@ -74,15 +74,15 @@ const numericError = 1e-7
 const Derived = 0
 
 // Scatter returns half of the 95% confidence interval of the difference between an estimate and a
-// paper's number. runs is the number of runs of the estimate, and paperRuns is that of the paper.
-// The interval of the difference of both means is √(1 + runs/paperRuns) times as wide as that of
-// the estimate. If paperRuns is Derived, the paper's number is exact, and the interval is that of
-// the estimate.
-func Scatter(e sim.Estimate, runs, paperRuns int) float64 {
+// paper's number. runs is the number of runs of the estimate, and paperRuns is that of the paper,
+// in units of runs of the estimate's length. The interval of the difference of both means is √(1 +
+// runs/paperRuns) times as wide as that of the estimate. If paperRuns is Derived, the paper's number
+// is exact, and the interval is that of the estimate.
+func Scatter(e sim.Estimate, runs int, paperRuns float64) float64 {
 	if paperRuns == Derived {
 		return e.Half
 	}
-	return e.Half * math.Sqrt(1+float64(runs)/float64(paperRuns))
+	return e.Half * math.Sqrt(1+float64(runs)/paperRuns)
 }
 
 // Allowed returns the difference from a statement that a rule allows. scatter is the result of
