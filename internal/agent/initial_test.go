@@ -182,6 +182,10 @@ func TestInitialsFollowTheFirst(t *testing.T) {
 			{second, steered, 0, busy, "deliver", "", netip.Addr{}},
 			{second, list(2), 0, busy, "next_refused", "refused", netip.Addr{}}, // it was not offered before
 		},
+		"steered, but passed on": {
+			{first, list(2), 0, busy, "next_refused", "refused", netip.Addr{}},
+			{second, steered, 0, free, "next_not_local", "", netip.Addr{}},
+		},
 		"not an offer": {
 			{longHeader(2, version1, firstID, source), list(2), 0, free, "drop_tcp_flags", "", netip.Addr{}},
 			{shortHeader(firstID), list(2), 0, free, "drop_tcp_flags", "", netip.Addr{}},
@@ -259,6 +263,14 @@ func TestInitialsAreForgotten(t *testing.T) {
 	for i := range before.Decision {
 		if changes := table[bucket].Decision[i] != before.Decision[i]; changes != (i == 3) {
 			t.Errorf("decision %d: changed: %t", i, changes)
+		}
+	}
+	table[bucket].Decision[5] = 0 // an empty place is used before any decision is forgotten
+	before = table[bucket]
+	give(firstID, free)
+	for i := range before.Decision {
+		if changes := table[bucket].Decision[i] != before.Decision[i]; changes != (i == 5) {
+			t.Errorf("with an empty place, decision %d: changed: %t", i, changes)
 		}
 	}
 }
