@@ -97,9 +97,9 @@ the cases *up-to-*, floor-*-table and reference-lru. docs/understand/performance
 explains the report.
 
 --json prints an array of objects. Their keys are case, family, encapsulation, flows,
-ns_median, ns_p10, ns_p90, net_ns and rounds. If the processor counts instructions, the
-key instructions is added. With --against, --json prints one object with the keys old
-and new (the builds), cases, only_old and only_new.
+ns_median, ns_p10, ns_p90, net_ns and rounds. If the processor counts instructions and CPU
+cycles, the keys instructions and cycles are added. With --against, --json prints one
+object with the keys old and new (the builds), cases, only_old and only_new.
 
 Bench needs root and, for ten million flows, four gigabytes of memory. A full run takes
 some minutes.`,
@@ -182,16 +182,21 @@ func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
 // printPackets prints a table of the costs of packets.
 func printPackets(out io.Writer, times []bench.PacketTime) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "case\tfamily\tencapsulation\tflows\tmedian\tp10\tp90\tnet ns\tinstructions\t")
+	fmt.Fprintln(w, "case\tfamily\tencapsulation\tflows\tmedian\tp10\tp90\tnet ns\tinstructions\tcycles\t")
 	for _, t := range times {
-		instructions := "-"
-		if t.Instructions != nil {
-			instructions = fmt.Sprintf("%.0f", *t.Instructions)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n",
-			t.Case, t.Family, t.Encapsulation, t.Flows, t.Median, t.P10, t.P90, t.Net, instructions)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t%s\t\n",
+			t.Case, t.Family, t.Encapsulation, t.Flows, t.Median, t.P10, t.P90, t.Net,
+			countOf(t.Instructions), countOf(t.Cycles))
 	}
 	return w.Flush()
+}
+
+// countOf formats what the processor has counted, or returns a dash if it does not count that.
+func countOf(n *float64) string {
+	if n == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", *n)
 }
 
 func newBenchMemory(asJSON, loud *bool) *cobra.Command {

@@ -69,6 +69,7 @@ type host struct {
 	objects   hostObjects
 	frame     []byte        // of the prepared traffic
 	underTest *ebpf.Program // nil: the host program runs alone
+	cycles    event         // what counts as cycles in measurements: cpuCycles, except in tests
 	// quiet contains the interface that the host program is attached to; see keepCallable.
 	quiet    *netdev.Namespace
 	attached link.Link
@@ -76,7 +77,7 @@ type host struct {
 
 // newHost loads the host program.
 func newHost() (*host, error) {
-	h := &host{}
+	h := &host{cycles: cpuCycles}
 	if err := loadHostObjects(&h.objects, nil); err != nil {
 		return nil, fmt.Errorf("load the host program: %w", err)
 	}
@@ -171,6 +172,7 @@ func (h *host) setUnderTest(program *ebpf.Program) (err error) {
 type cost struct {
 	time         time.Duration // CPU time
 	instructions uint64        // 0 if the processor does not count them
+	cycles       uint64        // 0 if the processor does not count them
 }
 
 // run runs the prepared program for a number of packets. The time is the CPU time of this thread,
@@ -179,8 +181,9 @@ type cost struct {
 func (h *host) run(packets uint32) (c cost, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	counter := openCounter()
-	defer counter.close()
+	instructions, cycles := openCounter(cpuInstructions), openCounter(h.cycles)
+	defer instructions.close()
+	defer cycles.close()
 	before, err := threadTime()
 	if err != nil {
 		return c, err
@@ -192,6 +195,7 @@ func (h *host) run(packets uint32) (c cost, err error) {
 	if err != nil {
 		return c, err
 	}
+	c = cost{after - before, instructions.read(), cycles.read()}
 	var unexpected uint64
 	if err := h.objects.Unexpected.Get(&unexpected); err != nil {
 		return c, err
@@ -200,7 +204,7 @@ func (h *host) run(packets uint32) (c cost, err error) {
 		return c, fmt.Errorf("%d packets of %d got another verdict than the one measured",
 			unexpected, packets)
 	}
-	return cost{after - before, counter.read()}, nil
+	return c, nil
 }
 
 func threadTime() (time.Duration, error) {
@@ -211,15 +215,29 @@ func threadTime() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// counter is a descriptor that counts the instructions of the thread which has opened it. Virtual
-// machines often cannot count instructions. The counter is then noCounter, and read returns 0.
+// event is what a counter counts: the type and the config of a perf_event_attr.
+type event struct {
+	kind   uint32
+	number uint64
+}
+
+var (
+	cpuInstructions = event{unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_INSTRUCTIONS}
+	cpuCycles       = event{unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES}
+)
+
+// counter is a descriptor that counts an event of the thread which has opened it, in the kernel and
+// in user space. Virtual machines often cannot count instructions and cycles. The counter is then
+// noCounter, and read returns 0.
 type counter int
 
 const noCounter counter = -1
 
-// openCounter returns a counter that has started to count.
-func openCounter() counter {
-	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_HARDWARE, Config: unix.PERF_COUNT_HW_INSTRUCTIONS}
+// openCounter returns a counter that has started to count. It counts all the time: if other users
+// have all counters of the processor, it does not take turns with them, but fails, and read returns
+// 0.
+func openCounter(e event) counter {
+	attr := unix.PerfEventAttr{Type: e.kind, Config: e.number, Bits: unix.PerfBitPinned}
 	attr.Size = uint32(unsafe.Sizeof(attr))
 	fd, err := unix.PerfEventOpen(&attr, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
@@ -228,7 +246,7 @@ func openCounter() counter {
 	return counter(fd)
 }
 
-// read returns the number of instructions since openCounter, or 0 if they cannot be counted.
+// read returns the number of events since openCounter, or 0 if they cannot be counted.
 func (c counter) read() uint64 {
 	var value [8]byte
 	if c == noCounter {

@@ -50,6 +50,9 @@ type PacketTime struct {
 	// Instructions is the number of instructions that are executed for a packet, without those of
 	// the host program. It is nil if the processor does not count instructions.
 	Instructions *float64 `json:"instructions,omitempty"`
+	// Cycles is the number of CPU cycles that a packet takes, without those of the host program. It
+	// is nil if the processor does not count cycles.
+	Cycles *float64 `json:"cycles,omitempty"`
 }
 
 // measured is a case with its measurements.
@@ -60,7 +63,8 @@ type measured struct {
 	sent         uint64        // number of packets so far, including those that warm the caches
 	counted      uint64        // those of the sent packets that were counted under the case's reason
 	times        []float64     // ns per packet, of each measurement
-	instructions []float64     // per packet, of each measurement
+	instructions []float64     // per packet, of each measurement; 0 if they are not counted
+	cycles       []float64     // likewise
 }
 
 // MeasurePackets measures the cost of packets. In each round it measures all cases, so that a
@@ -198,9 +202,9 @@ func (m *measured) explain(err error) error {
 	return fmt.Errorf("%s, %s, %s, %d flows: %w", m.name, m.family, m.encapsulation, m.flows, err)
 }
 
-// round makes one measurement of the case, and stores it in times and instructions. First it
-// changes the balancer's service for the case, if necessary, and sends the same number of packets
-// to warm the caches.
+// round makes one measurement of the case, and stores it in times, instructions and cycles. First
+// it changes the balancer's service for the case, if necessary, and sends the same number of
+// packets to warm the caches.
 func (m *measured) round(h *host, packets uint32) error {
 	if err := m.rig.serve(h, m.service); err != nil {
 		return err
@@ -237,6 +241,7 @@ func (m *measured) round(h *host, packets uint32) error {
 	}
 	m.times = append(m.times, float64(cost.time.Nanoseconds())/float64(packets))
 	m.instructions = append(m.instructions, float64(cost.instructions)/float64(packets))
+	m.cycles = append(m.cycles, float64(cost.cycles)/float64(packets))
 	return nil
 }
 
@@ -277,8 +282,8 @@ func (m *measured) requireCounted() error {
 	return nil
 }
 
-// summarize computes the result of each case. It subtracts the host program's time and
-// instructions.
+// summarize computes the result of each case. It subtracts the host program's time,
+// instructions and cycles.
 func summarize(cases []*measured) []PacketTime {
 	null := map[family]*measured{} // case null, which comes before the other cases of its family
 	var results []PacketTime
@@ -291,14 +296,27 @@ func summarize(cases []*measured) []PacketTime {
 			Median: percentile(m.times, 50), P10: percentile(m.times, 10), P90: percentile(m.times, 90),
 			Rounds: len(m.times),
 		}
-		r.Net = r.Median - percentile(null[m.family].times, 50)
-		if own := percentile(m.instructions, 50); own > 0 { // the processor counts instructions
-			net := own - percentile(null[m.family].instructions, 50)
-			r.Instructions = &net
-		}
+		host := null[m.family]
+		r.Net = r.Median - percentile(host.times, 50)
+		r.Instructions = netCount(m.instructions, host.instructions)
+		r.Cycles = netCount(m.cycles, host.cycles)
 		results = append(results, r)
 	}
 	return results
+}
+
+// netCount returns the median of what the processor has counted in the measurements of a case, minus
+// that of the host program. It leaves out measurements that were not counted, and returns nil if
+// none of the case or of the host program was.
+func netCount(own, host []float64) *float64 {
+	counted := func(all []float64) []float64 {
+		return slices.DeleteFunc(slices.Clone(all), func(n float64) bool { return n == 0 })
+	}
+	own, host = counted(own), counted(host)
+	if len(own) == 0 || len(host) == 0 {
+		return nil
+	}
+	return new(percentile(own, 50) - percentile(host, 50))
 }
 
 // percentile returns the pth percentile of the values, by the nearest-rank method.

@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/testhost"
 )
@@ -39,7 +41,7 @@ func TestMeasurePackets(t *testing.T) {
 		want := PacketTime{
 			Case: cases[i].name, Family: string(cases[i].family), Encapsulation: cases[i].encapsulation,
 			Flows: cases[i].flows, Rounds: rounds[cases[i].name], Median: got.Median, P10: got.P10, P90: got.P90, Net: got.Net,
-			Instructions: got.Instructions,
+			Instructions: got.Instructions, Cycles: got.Cycles,
 		}
 		if got != want {
 			t.Errorf("%+v, want %+v", got, want)
@@ -62,6 +64,59 @@ func TestChosenCases(t *testing.T) {
 	}
 	if len(counts) != 3 || counts[caseNull] != 2 || counts[caseFloor] != 1 || counts[caseMiss] != 2 {
 		t.Errorf("measured %v", counts)
+	}
+}
+
+// TestCountersOfPackets counts another event in place of cycles, which not every processor counts:
+// the nanoseconds in which the thread runs, which the kernel itself counts. So the count of a case is
+// its time: net, without that of the host program. An event that does not exist is not counted.
+func TestCountersOfPackets(t *testing.T) {
+	testhost.NeedAgent(t)
+	h, err := newHost()
+	testhost.Must(t, err)
+	defer h.close()
+	null, floor := nullCase(ipv6), floorCase()
+	rigs := map[setup]*rig{}
+	cases, err := prepareCases(t.Context(), h, rigs, []benchCase{null, floor}, nil)
+	testhost.Must(t, err)
+	for _, r := range rigs {
+		defer r.close()
+	}
+	measure := func() []PacketTime {
+		for _, m := range cases {
+			m.times, m.cycles = nil, nil
+			testhost.Must(t, m.round(h, 20_000))
+		}
+		return summarize(cases)
+	}
+	h.cycles = event{unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_TASK_CLOCK}
+	for i, got := range measure() {
+		if got.Cycles == nil {
+			t.Fatalf("%s: nothing was counted", got.Case)
+		}
+		// The counter also runs while the thread's CPU time is read.
+		if own := cases[i].cycles[0]; own < 0.9*got.Median || own > 2*got.Median {
+			t.Errorf("%s: counted %v ns of a packet, which took %v ns", got.Case, own, got.Median)
+		}
+		if want := cases[i].cycles[0] - cases[0].cycles[0]; *got.Cycles != want {
+			t.Errorf("%s: %v net, want %v", got.Case, *got.Cycles, want)
+		}
+	}
+	h.cycles = event{unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_MAX}
+	for _, got := range measure() {
+		if got.Cycles != nil {
+			t.Errorf("%s: %v events of a kind that does not exist", got.Case, *got.Cycles)
+		}
+	}
+}
+
+// TestNetCount leaves out measurements that were not counted.
+func TestNetCount(t *testing.T) {
+	if got := netCount([]float64{0, 900, 0, 1000, 800}, []float64{100, 0}); got == nil || *got != 800 {
+		t.Errorf("%v, want 900 - 100", got)
+	}
+	if got := netCount([]float64{900}, []float64{0, 0}); got != nil {
+		t.Errorf("%v though the host program was not counted", *got)
 	}
 }
 
