@@ -299,7 +299,7 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 	}
 	fmt.Fprintln(out)
 	if r.HasCPU() {
-		if err := printCPU(out, r); err != nil {
+		if err := printCosts(out, r); err != nil {
 			return err
 		}
 	}
@@ -337,31 +337,36 @@ func printResponses(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// printCPU prints the CPU time of a request in each case at each point.
-func printCPU(out io.Writer, r *testbed.Results) error {
-	fmt.Fprintln(out, "CPU time of a request, µs by the clock:")
+// printCosts prints the CPU time of a request and the memory of the balancers, in each case at each
+// point.
+func printCosts(out io.Writer, r *testbed.Results) error {
+	fmt.Fprintln(out, "CPU time of a request, µs by the clock, and memory of the balancers, MiB:")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "case\t%s\t", r.Axis.Key)
-	for _, part := range testbed.CPUParts {
-		fmt.Fprintf(w, "%s\t±\t", part.Name)
+	for _, cost := range testbed.Costs {
+		fmt.Fprintf(w, "%s\t±\t", cost.Name)
 	}
 	fmt.Fprintln(w)
 	for _, name := range r.Cases {
 		for _, point := range r.Points {
 			fmt.Fprintf(w, "%s\t%v\t", name, point)
-			for _, part := range testbed.CPUParts {
-				e := part.Estimate(r, name, point)
-				half := "-"
-				if !math.IsNaN(e.Half) {
-					half = fmt.Sprintf("%.1f", e.Half)
-				}
-				fmt.Fprintf(w, "%.1f\t%s\t", e.Value, half)
+			for _, cost := range testbed.Costs {
+				e := cost.Estimate(r, name, point)
+				fmt.Fprintf(w, "%s\t%s\t", known("%.1f", e.Value), known("%.1f", e.Half))
 			}
 			fmt.Fprintln(w)
 		}
 	}
 	fmt.Fprintln(w)
 	return w.Flush()
+}
+
+// known formats a value, or returns a dash if it is not known.
+func known(format string, v float64) string {
+	if math.IsNaN(v) {
+		return "-"
+	}
+	return fmt.Sprintf(format, v)
 }
 
 // printOrder prints the order of the cases at each point, from the shortest mean to the longest. It
@@ -415,17 +420,18 @@ func printHeld(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// printForwarding prints the CPU time of a packet in each case, and how many packets a core can
+// printForwarding prints the CPU time and the CPU cycles of a packet in each case, and how many packets a core can
 // forward in a second.
 func printForwarding(w io.Writer, r *testbed.Results) {
-	fmt.Fprintf(w, "case\t%s\tns per packet\tMpackets/s of a core\trelative to %s\t\n",
+	fmt.Fprintf(w, "case\t%s\tns per packet\tcycles\tMpackets/s of a core\trelative to %s\t\n",
 		r.Axis.Key, r.Cases[0])
 	for _, name := range r.Cases {
 		for _, point := range r.Points {
 			s, first := r.Summarise(name, point), r.Summarise(r.Cases[0], point)
+			cycles := known("%.0f", r.Estimate("cycles", name, point).Value)
 			if s != nil && first != nil {
-				fmt.Fprintf(w, "%s\t%.0f\t%.1f\t%.2f\t%+.1f%%\t\n", name, point, 1e9*s.Measured.Mean,
-					1e-6/s.Measured.Mean, 100*(first.Measured.Mean/s.Measured.Mean-1))
+				fmt.Fprintf(w, "%s\t%.0f\t%.1f\t%s\t%.2f\t%+.1f%%\t\n", name, point, 1e9*s.Measured.Mean,
+					cycles, 1e-6/s.Measured.Mean, 100*(first.Measured.Mean/s.Measured.Mean-1))
 			}
 		}
 	}
@@ -476,11 +482,15 @@ func showPlacements(cmd *cobra.Command) error {
 }
 
 // printClaim prints a claim. If something was measured for the claim, it also prints whether the
-// results meet it. For a claim that is never judged, it prints the reason.
+// results meet it. For a claim that is never judged, and for one whose quantity the runs do not have,
+// it prints the reason.
 func printClaim(out io.Writer, c testbed.Claim) {
 	fmt.Fprintf(out, "claim: %s\n", c.Text)
 	if c.Quantity == "" {
 		fmt.Fprintf(out, "  %s\n", c.Condition)
+	}
+	if c.Uncounted != "" {
+		fmt.Fprintf(out, "  %s is not judged: %s\n", c.Condition, c.Uncounted)
 	}
 	if c.Measured == nil {
 		return

@@ -35,17 +35,20 @@ func TestPrintOrder(t *testing.T) {
 	}
 }
 
-// TestPrintCPU checks that the results have a table of CPU times if these were measured.
-func TestPrintCPU(t *testing.T) {
+// TestPrintCosts checks that the results have a table of CPU times and memory if these were measured.
+func TestPrintCosts(t *testing.T) {
 	r := &testbed.Results{
 		Kind: testbed.KindLoad, Axis: testbed.Axis{Key: "load"}, Points: []float64{0.5}, Cases: []string{"a"},
-		Runs: []testbed.Run{{Case: "a", Point: 0.5, Requests: 100, CPU: &testbed.CPU{Balancers: 0.01, All: 0.5}}},
+		Runs: []testbed.Run{{
+			Case: "a", Point: 0.5, Requests: 100, CPU: &testbed.CPU{Balancers: 0.01, All: 0.5},
+			Memory: &testbed.Memory{Processes: 17 << 20, Kernel: 71 << 20},
+		}},
 	}
 	var output bytes.Buffer
 	testhost.Must(t, printResults(&output, r, "x"))
-	row := regexp.MustCompile(`(?m)^ +a +0\.5 +100\.0 +- +0\.0 .* 5000\.0 +- *$`)
+	row := regexp.MustCompile(`(?m)^ +a +0\.5 +100\.0 +- +0\.0 .* 5000\.0 +- +17\.0 +- +71\.0 +- *$`)
 	if !row.MatchString(output.String()) || !strings.Contains(output.String(), "CPU time of a request") {
-		t.Errorf("no CPU times in\n%s", &output)
+		t.Errorf("no CPU times and memory in\n%s", &output)
 	}
 	r.Runs[0].CPU = nil
 	output.Reset()
@@ -55,8 +58,25 @@ func TestPrintCPU(t *testing.T) {
 	}
 }
 
+// TestPrintForwarding prints cycles where these were counted.
+func TestPrintForwarding(t *testing.T) {
+	r := &testbed.Results{
+		Kind: testbed.KindForward, Axis: testbed.Axis{Key: "flows"}, Points: []float64{1}, Cases: []string{"a", "b"},
+		Runs: []testbed.Run{
+			{Case: "a", Point: 1, Measured: testbed.Response{Mean: 100e-9}},
+			{Case: "b", Point: 1, Measured: testbed.Response{Mean: 200e-9}, Cycles: new(520.4)},
+		},
+	}
+	var output bytes.Buffer
+	testhost.Must(t, printResults(&output, r, "x"))
+	row := regexp.MustCompile(`(?m)^ +a +1 +100\.0 +- +10\.00 .*\n +b +1 +200\.0 +520 +5\.00 `)
+	if !row.MatchString(output.String()) {
+		t.Errorf("no cycles in\n%s", &output)
+	}
+}
+
 // TestPrintClaims checks the verdicts of claims: met, not met, without an interval, without results,
-// and without a condition.
+// without a condition, and without a counter.
 func TestPrintClaims(t *testing.T) {
 	for _, test := range []struct {
 		claim testbed.Claim
@@ -78,6 +98,10 @@ func TestPrintClaims(t *testing.T) {
 			"claim: a\n  c is not judged: 3\n",
 		},
 		{testbed.Claim{Text: "a", Quantity: "mean", Condition: "c"}, "claim: a\n"},
+		{
+			testbed.Claim{Text: "a", Quantity: "cycles", Condition: "c", Uncounted: "why"},
+			"claim: a\n  c is not judged: why\n",
+		},
 		{testbed.Claim{Text: "a", Condition: "not judged: why"}, "claim: a\n  not judged: why\n"},
 	} {
 		var output bytes.Buffer

@@ -87,7 +87,7 @@ func (f *folder) stated(claim *testbed.Claim, m measure, u unit) chart.Series {
 	s := chart.Series{Name: claim.Of + ", " + kind, Like: claim.Of, Kind: kind, Style: chart.Crosses}
 	number, err := tolerance.Parse(claim.Paper)
 	if err != nil || number.Relation != tolerance.About || claim.Paper == tolerance.Equal ||
-		claim.Quantity != m.name || claim.Type != "" {
+		claim.Quantity != m.name || claim.Type != "" || claim.Minus != "" {
 		return s
 	}
 	for _, x := range f.Points {

@@ -46,8 +46,8 @@ type content struct {
 	Servers       []serverTable
 	Use           []useRow
 	Types         []typeRow
-	CPUParts      []string
-	CPU           []cpuRow
+	CostNames     []string
+	Costs         []costRow
 	Machine       []machineRow
 	Facts         []fact
 	figures       []figure
@@ -90,6 +90,7 @@ type row struct {
 	Bound       value
 	TimesBound  value // the measured mean, as a multiple of Bound
 	Model       value
+	Cycles      value  // CPU cycles of a packet
 	PerSecond   string // millions of packets that a core can forward
 	// FromEven is the largest distance of a server's open connections from an even share.
 	FromEven value
@@ -122,7 +123,7 @@ func (f *folder) content() (*content, error) {
 		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
 		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
 		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
-		CPUParts: f.cpuParts(), CPU: f.cpuRows(),
+		CostNames: f.costNames(), Costs: f.costRows(),
 		Machine: f.machineRows(), Facts: f.facts(), Described: f.described(),
 	}
 	always := min(len(c.Disturbances), 3) // the number that the page always shows
@@ -198,6 +199,9 @@ func (c *content) addClaims() {
 			Text: chart.Unbroken(p.Text), Condition: chart.Unbroken(p.Condition),
 			Measured: text(p.Measured), Simulated: text(p.Simulated), Model: text(p.Model),
 			Verdict: "not judged", Class: "faint",
+		}
+		if p.Uncounted != "" {
+			shown.Condition += "; " + p.Uncounted
 		}
 		if p.Met != nil {
 			c.Judged++
@@ -277,6 +281,7 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	model.Half = math.NaN() // seeds do not change the model, so there is no interval
 	r.Model = valueOf(model, ok)
 	if f.forwards() {
+		r.Cycles = valueOf(f.Estimate("cycles", runs[0].Case, runs[0].Point), true)
 		r.PerSecond = number(1e-6 / runs[0].Measured.Mean)
 	}
 	if f.holds() {

@@ -263,8 +263,26 @@ func small(t *testing.T, directory string, means ...float64) *testbed.Results {
 	return results
 }
 
-// TestCPUTimes checks the table of CPU times, which only some experiments have.
-func TestCPUTimes(t *testing.T) {
+// TestForwardTable checks the columns of packets, with cycles where these were counted.
+func TestForwardTable(t *testing.T) {
+	directory := t.TempDir()
+	results := forwarding()
+	results.Points, results.Planned = results.Points[:1], 2
+	results.Runs = []testbed.Run{results.Runs[0], results.Runs[4]}
+	results.Runs[1].Cycles = pointer(320.0)
+	writeResults(t, directory, results)
+	_, page := mustWrite(t, directory, Settings{})
+	want := [][]string{
+		{"hash", "1000 flows", "1", "110", "110", "132", "–", "9.09", "0"},
+		{"hunt", "1000 flows", "1", "119", "119", "143", "320", "8.40", "0"},
+	}
+	if diff := cmp.Diff(want, cells(t, page, "results")); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestCosts checks the table of CPU times and memory, which only some experiments have.
+func TestCosts(t *testing.T) {
 	directory := t.TempDir()
 	results := small(t, directory, 0.1, 0.11)
 	if _, page := mustWrite(t, directory, Settings{}); strings.Contains(page, "CPU time of a request") {
@@ -272,10 +290,12 @@ func TestCPUTimes(t *testing.T) {
 	}
 	for i := range results.Runs {
 		results.Runs[i].CPU = &testbed.CPU{Balancers: 0.3, BalancerPrograms: 0.01 * float64(i+1), All: 1}
+		results.Runs[i].Memory = &testbed.Memory{Processes: uint64(17+i) << 20, Kernel: 71 << 20}
 	}
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
-	want := [][]string{{"sr4", "ρ = 0.5", "300 ± 0", "15.0 ± 63.5", "0 ± 0", "0 ± 0", "1000 ± 0"}}
+	want := [][]string{{"sr4", "ρ = 0.5", "300 ± 0", "15.0 ± 63.5", "0 ± 0", "0 ± 0", "1000 ± 0",
+		"17.5 ± 6.4", "71.0 ± 0.0"}}
 	if diff := cmp.Diff(want, cells(t, page, "cpu")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -438,6 +458,7 @@ func TestClaims(t *testing.T) {
 		{Text: "a", Condition: "b >= 2.3", Measured: pointer(2.34567), Simulated: pointer(0.012345), Met: pointer(true)},
 		{Text: "c", Condition: "d < 1", Measured: pointer(1234.5), Model: pointer(0.0), Met: pointer(false)},
 		{Text: "e", Condition: "f < 1"},
+		{Text: "g", Condition: "cycles(h): 871", Uncounted: "no counter"},
 	}
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
@@ -445,6 +466,7 @@ func TestClaims(t *testing.T) {
 		{"met", "a", "b >= 2.3", "2.35", "0.0123", "–"},
 		{"not met", "c", "d < 1", "1234", "–", "0"},
 		{"not judged", "e", "f < 1", "–", "–", "–"},
+		{"not judged", "g", "cycles(h): 871; no counter", "–", "–", "–"},
 	}
 	if diff := cmp.Diff(want, cells(t, page, "claims")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -297,6 +297,8 @@ func (p *published) ofExperiment(name string, claims []lab.Claim) paperLine {
 		switch {
 		case c.Unjudged != "":
 			l.verdict, l.reason = notComparable, c.Unjudged
+		case c.Uncounted != "":
+			l.verdict, l.reason = notComparable, c.Uncounted
 		case c.Met != nil:
 			tolerance := 0.0
 			if c.Tolerance != nil {

@@ -49,6 +49,15 @@ var runQuantities = map[string]func(*Run) float64{
 	// The CPU time of a request: of the balancers, and of the whole lab.
 	"balancer-cpu": cpuQuantity(func(c *CPU) float64 { return c.Balancers + c.BalancerPrograms }),
 	"lab-cpu":      cpuQuantity(func(c *CPU) float64 { return c.All }),
+	// The memory of the balancers in MiB: of their processes, and of their BPF maps and programs.
+	"memory": memoryQuantity(func(m *Memory) uint64 { return m.Processes + m.Kernel }),
+	// The CPU cycles of a packet, for KindForward.
+	"cycles": func(r *Run) float64 {
+		if r.Cycles == nil {
+			return math.NaN()
+		}
+		return *r.Cycles
+	},
 }
 
 // positive returns a quantity that is never 0 if it is known. It is NaN if it is unknown.
@@ -68,17 +77,6 @@ func observed(of func(*Observations) float64) func(*Run) float64 {
 			return math.NaN()
 		}
 		return of(r.Observations)
-	}
-}
-
-// cpuQuantity returns a quantity that is a CPU time of a request. It is NaN if a run did not measure
-// CPU times.
-func cpuQuantity(of func(*CPU) float64) func(*Run) float64 {
-	return func(r *Run) float64 {
-		if r.CPU == nil {
-			return math.NaN()
-		}
-		return of(r.CPU) / float64(r.Requests)
 	}
 }
 
@@ -121,8 +119,11 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	if !ofResponse && runQuantities[c.Quantity] == nil {
 		fail("quantity", "must be one of "+quantityNames())
 	}
-	if strings.HasSuffix(c.Quantity, "-cpu") && !e.CPUTime {
+	if (strings.HasSuffix(c.Quantity, "-cpu") || c.Quantity == "memory") && !e.CPUTime {
 		fail("quantity", "needs cpu-time")
+	}
+	if c.Quantity == "cycles" && e.Kind != KindForward {
+		fail("quantity", "are only for the kind forward")
 	}
 	known := func(name string) bool {
 		return slices.ContainsFunc(e.Cases, func(c Case) bool { return c.Name == name })
@@ -132,6 +133,9 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	}
 	if c.Over != "" && !known(c.Over) {
 		fail("over", "must be a case")
+	}
+	if c.Minus != "" && (!known(c.Minus) || c.Over != "") {
+		fail("minus", "must be a case, without over")
 	}
 	for name, at := range map[string]float64{"at": c.At, "over-at": c.OverAt, "since": c.Since} {
 		if at != 0 && !slices.Contains(e.Points, at) && !slices.Contains(e.Full.Points, at) {
@@ -203,6 +207,9 @@ func (c Claim) condition() string {
 	if c.Over != "" {
 		fmt.Fprintf(&b, " / %s(%s)", quantity, c.Over)
 	}
+	if c.Minus != "" {
+		fmt.Fprintf(&b, " - %s(%s)", quantity, c.Minus)
+	}
 	if at := cmp.Or(c.OverAt, c.At); at > 0 {
 		fmt.Fprintf(&b, " at %v", at)
 	}
@@ -228,6 +235,7 @@ func (c Claim) condition() string {
 // stay nil, and without them Met does, too. If runs are missing, no value exists.
 func (c *Claim) judge(r *Results) {
 	c.Measured, c.Tolerance, c.Simulated, c.Model, c.Met = nil, nil, nil, nil, nil
+	c.Uncounted = ""
 	defer func() { c.Condition = c.condition() }()
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
 		return
@@ -244,12 +252,19 @@ func (c *Claim) judge(r *Results) {
 			c.Simulated, c.Model = known(v.simulated), known(v.model)
 			worst = v.excess
 		}
-		if math.IsNaN(worst) {
-			return // not all points can be compared
+		if math.IsNaN(worst) { // not all points can be compared
+			if c.Quantity == "cycles" && c.Measured == nil {
+				c.Uncounted = noCounter
+			}
+			return
 		}
 	}
 	c.Met = new(worst <= 0)
 }
+
+// noCounter is why runs lack cycles.
+const noCounter = "the processor of these runs does not count CPU cycles, or its virtual machine " +
+	"does not let it"
 
 // known returns a pointer to the value, or nil if it is NaN.
 func known(v float64) *float64 {
@@ -300,8 +315,9 @@ func (c *Claim) comparableRuns(r *Results, point float64) float64 {
 }
 
 // samples returns the left side of the condition at a point for each seed: the quantity of Of,
-// divided by that of Over if there is one. With Since, each quantity is relative to that at Since. response selects one of a run's responses, such as the
-// simulated one. A value that does not exist is NaN.
+// divided by that of Over, or less that of Minus, if there is one. With Since, each quantity is
+// relative to that at Since. response selects one of a run's responses, such as the simulated one. A
+// value that does not exist is NaN.
 func (c *Claim) samples(r *Results, point float64, response func(*Run) *Response) (all []float64) {
 	for i := range r.Runs {
 		run := &r.Runs[i]
@@ -315,6 +331,9 @@ func (c *Claim) samples(r *Results, point float64, response func(*Run) *Response
 		if c.Since > 0 {
 			value /= c.value(r.run(c.Of, c.Since, run.Seed), response) /
 				c.value(r.run(c.Over, c.Since, run.Seed), response)
+		}
+		if c.Minus != "" {
+			value -= c.value(r.run(c.Minus, point, run.Seed), response)
 		}
 		all = append(all, value)
 	}

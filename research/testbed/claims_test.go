@@ -128,6 +128,42 @@ func TestClaimAtTwoPoints(t *testing.T) {
 	}
 }
 
+// TestClaimAboutADifference subtracts the quantity of another case, seed by seed.
+func TestClaimAboutADifference(t *testing.T) {
+	r := measuredRuns(map[string][]float64{"a": {5, 7}, "b": {1, 4}}, nil)
+	c := Claim{Quantity: "mean", Of: "a", Minus: "b", At: 4, Paper: "3.5", Rule: "monte-carlo", PaperRuns: 2}
+	c.judge(r)
+	// The differences 4 and 3 have a standard error of 0.5.
+	if !*c.Met || *c.Measured != 3.5 || math.Abs(*c.Tolerance-(12.706*0.5*math.Sqrt2+0.05)) > 1e-3 ||
+		!strings.HasPrefix(c.Condition, "mean(a) - mean(b) at 4: 3.5 ± ") {
+		t.Errorf("%+v, want a difference of 3.5", c)
+	}
+}
+
+// TestClaimAboutCycles says why a claim is not judged if a processor does not count cycles.
+func TestClaimAboutCycles(t *testing.T) {
+	r := &Results{Points: []float64{1}, Planned: 4}
+	for seed := range 2 {
+		for i, name := range []string{"hlb", "hash"} {
+			r.Runs = append(r.Runs, Run{
+				Case: name, Point: 1, Seed: uint64(seed + 1), Cycles: new(float64(1500 - 871*i + 10*seed)),
+			})
+		}
+	}
+	c := Claim{Quantity: "cycles", Of: "hlb", Minus: "hash", Paper: "871", Rule: "monte-carlo"}
+	if c.judge(r); c.Met == nil || !*c.Met || *c.Measured != 871 || c.Uncounted != "" {
+		t.Errorf("%+v, want 871 cycles", c)
+	}
+	r.Runs[3].Cycles = nil
+	if c.judge(r); c.Met != nil || !strings.Contains(c.Uncounted, "does not count CPU cycles") {
+		t.Errorf("%+v, want the reason why it is not judged", c)
+	}
+	r.Planned++
+	if c.judge(r); c.Uncounted != "" {
+		t.Errorf("a run is missing, and the reason is %q", c.Uncounted)
+	}
+}
+
 // TestQuantitiesByCapacity compares servers with the largest capacity with the others.
 func TestQuantitiesByCapacity(t *testing.T) {
 	run := &Run{Shares: []Share{

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"time"
 
@@ -16,29 +17,58 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// CPUPart is a part of the CPU time of a run.
-type CPUPart struct {
+// Cost is a part of the CPU time of a request in microseconds, or a part of the balancers' memory in
+// MiB.
+type Cost struct {
 	Name string // for readers
-	of   func(*CPU) float64
+	of   func(*Run) float64
 }
 
-// CPUParts are the parts that tables show.
-var CPUParts = []CPUPart{
-	{"balancers: processes", func(c *CPU) float64 { return c.Balancers }},
-	{"balancers: BPF", func(c *CPU) float64 { return c.BalancerPrograms }},
-	{"agents: processes", func(c *CPU) float64 { return c.Agents }},
-	{"agents: BPF", func(c *CPU) float64 { return c.AgentPrograms }},
-	{"whole lab", func(c *CPU) float64 { return c.All }},
+// Costs are the costs that tables show.
+var Costs = []Cost{
+	{"balancers: processes", microseconds(func(c *CPU) float64 { return c.Balancers })},
+	{"balancers: BPF", microseconds(func(c *CPU) float64 { return c.BalancerPrograms })},
+	{"agents: processes", microseconds(func(c *CPU) float64 { return c.Agents })},
+	{"agents: BPF", microseconds(func(c *CPU) float64 { return c.AgentPrograms })},
+	{"whole lab", microseconds(func(c *CPU) float64 { return c.All })},
+	{"balancers: processes, MiB", memoryQuantity(func(m *Memory) uint64 { return m.Processes })},
+	{"balancers: BPF, MiB", memoryQuantity(func(m *Memory) uint64 { return m.Kernel })},
 }
 
-// Estimate returns the part's CPU time of a request in microseconds, for a case at a point, over the
-// seeds. Its value is NaN if the runs did not measure CPU times.
-func (p CPUPart) Estimate(r *Results, name string, point float64) sim.Estimate {
+// cpuQuantity returns a quantity that is a CPU time of a request. It is NaN if a run did not measure
+// CPU times.
+func cpuQuantity(of func(*CPU) float64) func(*Run) float64 {
+	return func(r *Run) float64 {
+		if r.CPU == nil {
+			return math.NaN()
+		}
+		return of(r.CPU) / float64(r.Requests)
+	}
+}
+
+func microseconds(of func(*CPU) float64) func(*Run) float64 {
+	seconds := cpuQuantity(of)
+	return func(r *Run) float64 { return 1e6 * seconds(r) }
+}
+
+// memoryQuantity returns a quantity that is a part of the balancers' memory in MiB. It is NaN if a
+// run did not measure memory.
+func memoryQuantity(of func(*Memory) uint64) func(*Run) float64 {
+	return func(r *Run) float64 {
+		if r.Memory == nil {
+			return math.NaN()
+		}
+		return float64(of(r.Memory)) / (1 << 20)
+	}
+}
+
+// Estimate returns the cost for a case at a point, over the seeds. Its value is NaN if a run did not
+// measure it.
+func (c Cost) Estimate(r *Results, name string, point float64) sim.Estimate {
 	var all []float64
 	for i := range r.Runs {
-		run := &r.Runs[i]
-		if run.Case == name && run.Point == point && run.CPU != nil {
-			all = append(all, 1e6*p.of(run.CPU)/float64(run.Requests))
+		if run := &r.Runs[i]; run.Case == name && run.Point == point {
+			all = append(all, c.of(run))
 		}
 	}
 	return sim.EstimateOf(all)
@@ -49,7 +79,7 @@ func (r *Results) HasCPU() bool {
 	return slices.ContainsFunc(r.Runs, func(run Run) bool { return run.CPU != nil })
 }
 
-// meter measures the CPU time of a run, if the experiment wants it.
+// meter measures the CPU time of a run, and the balancers' memory, if the experiment wants it.
 type meter struct {
 	lab    *lab.Lab
 	stats  io.Closer // while it is open, the kernel measures the times of BPF programs
@@ -87,22 +117,28 @@ func (m *meter) now() (lab.CPUTimes, error) {
 	return times, nil
 }
 
-// read returns the CPU times since the start.
-func (m *meter) read() (*CPU, error) {
+// read adds to the run the CPU times since the start, and the memory that the balancers have now.
+func (m *meter) read(run *Run) error {
 	if m == nil {
-		return nil, nil
+		return nil
 	}
 	now, err := m.now()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &CPU{
+	memory, err := m.lab.BalancerMemory()
+	if err != nil {
+		return err
+	}
+	run.Memory = &Memory{Processes: memory.Processes, Kernel: memory.Kernel}
+	run.CPU = &CPU{
 		Balancers:        (now.Balancers - m.before.Balancers).Seconds(),
 		BalancerPrograms: (now.BalancerPrograms - m.before.BalancerPrograms).Seconds(),
 		Agents:           (now.Agents - m.before.Agents).Seconds(),
 		AgentPrograms:    (now.AgentPrograms - m.before.AgentPrograms).Seconds(),
 		All:              (now.All - m.before.All).Seconds(),
-	}, nil
+	}
+	return nil
 }
 
 // close ends the measurement.

@@ -44,6 +44,17 @@ func TestCSV(t *testing.T) {
 			return Run{Measured: Response{Mean: 0.2, P50: 0.2, Distribution: []DistributionPoint{{p75, 0.75}}}}
 		},
 		"6lb-11d": func(name string, point float64, seed uint64) Run { return Run{Failed: 10 + seed} },
+		"hlb-24": func(name string, point float64, seed uint64) Run {
+			cycles := map[string]float64{"hash-syn": 900, "hlb-syn": 1771}[name] + float64(seed*seed)
+			return Run{Measured: Response{Mean: 3e-7 + 1e-8*float64(seed)}, Cycles: &cycles}
+		},
+		"hlb-24-load": func(name string, point float64, seed uint64) Run {
+			more := map[string]float64{"hash": 1, "hlb": 1.08}[name] + float64(seed)/1000
+			return Run{
+				CPU:    &CPU{Balancers: 0.1 * more, BalancerPrograms: 0.2 * more},
+				Memory: &Memory{Processes: uint64(2e7 * more * more), Kernel: 7e7},
+			}
+		},
 		"hlb-16": func(name string, point float64, seed uint64) Run {
 			return Run{Measured: Response{Mean: 1 / point}, Simulated: &Response{Mean: 2 / point}}
 		},

@@ -114,6 +114,14 @@ func TestBadExperiments(t *testing.T) {
 		"title: t\nkind: hold\naxis: connections\npoints: [9]\ncases: [{name: p, proxy: {program: nginx, algorithm: least_conn}}]\n": "" +
 			"cases[0].proxy: is not for the kind hold",
 		hold + "points: [6]\ncpu-time: true\n": "cpu-time",
+		claim + "of: sc, minus: sr9, paper: 5, rule: stated}]\n": "" +
+			"claims[0].minus",
+		claim + "of: sc, minus: sc, over: sc, paper: 5, rule: stated}]\n": "" +
+			"claims[0].minus",
+		good + "claims: [{text: x, quantity: cycles, of: sc, ours: at most 2, rule: stated}]\n": "" +
+			`claims[0].quantity "cycles": are only for the kind forward`,
+		good + "claims: [{text: x, quantity: memory, of: sc, ours: at most 2, rule: stated}]\n": "" +
+			`claims[0].quantity "memory": needs cpu-time`,
 		good + "claims: [{text: x, quantity: lab-cpu, of: sc, ours: at most 2, rule: stated}]\n": "" +
 			`claims[0].quantity "lab-cpu": needs cpu-time`,
 

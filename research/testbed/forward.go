@@ -65,21 +65,25 @@ func (s settings) forwardOnce(
 			return fmt.Errorf("%s: there is no measurement %s with the encapsulation %q",
 				p.name(), p.benchCase(), p.Case.Encapsulation)
 		}
-		const ns = 1e-9
-		// The papers compare balancers, so the time of the host program is left out.
-		host := times[i].Median - times[i].Net
-		median := times[i].Net * ns
-		run := &Run{
-			Case: p.Case.Name, Point: p.point, Seed: p.seed, Balancers: 1,
-			Requests: uint64(times[i].Rounds) * uint64(o.Packets), Failures: map[string]uint64{},
-			Measured: Response{Mean: median, P50: median, P90: (times[i].P90 - host) * ns},
-			Shares:   []Share{}, Counters: map[string]uint64{},
-		}
-		if err := st.add(run); err != nil {
+		if err := st.add(p.newForwardRun(times[i], o.Packets)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// newForwardRun returns the run of measurements, each of which has the given number of packets. The
+// papers compare balancers, so the time of the host program is left out.
+func (p planned) newForwardRun(t bench.PacketTime, packets uint32) *Run {
+	const ns = 1e-9
+	host := t.Median - t.Net
+	median := t.Net * ns
+	return &Run{
+		Case: p.Case.Name, Point: p.point, Seed: p.seed, Balancers: 1,
+		Requests: uint64(t.Rounds) * uint64(packets), Failures: map[string]uint64{},
+		Measured: Response{Mean: median, P50: median, P90: (t.P90 - host) * ns}, Cycles: t.Cycles,
+		Shares: []Share{}, Counters: map[string]uint64{},
+	}
 }
 
 // ofNewFlows tells whether the packets are of flows that the balancer does not know.

@@ -49,7 +49,7 @@ type Axis struct {
 
 // Claim is a statement of a paper, or of this project. If it has a quantity, it also has a condition
 // by which the results are judged. The left side of the condition is the quantity of the case Of,
-// or its ratio to the quantity of Over. The right side is a statement with a rule of package
+// its ratio to the quantity of Over, or its difference from that of Minus. The right side is a statement with a rule of package
 // tolerance.
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
@@ -60,6 +60,7 @@ type Claim struct {
 	Type   string  `json:"type,omitempty" yaml:"type"`
 	Of     string  `json:"of,omitempty" yaml:"of"`           // a case
 	Over   string  `json:"over,omitempty" yaml:"over"`       // a case
+	Minus  string  `json:"minus,omitempty" yaml:"minus"`     // a case; excludes Over
 	At     float64 `json:"at,omitempty" yaml:"at"`           // a point; all points by default
 	OverAt float64 `json:"over_at,omitempty" yaml:"over-at"` // the point of Over, if not At
 	// Since is a point. The quantities of both cases are then relative to their own at this point.
@@ -77,6 +78,8 @@ type Claim struct {
 	PaperRequests uint64 `json:"paper_requests,omitempty" yaml:"paper-requests"`
 	// Unjudged says why a claim without a quantity is not judged.
 	Unjudged string `json:"unjudged,omitempty" yaml:"unjudged"`
+	// Uncounted says why runs that have been made do not have the quantity.
+	Uncounted string `json:"uncounted,omitempty" yaml:"-"`
 
 	// Condition is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88: 2.3 ± 0.2
 	// (paper; Monte Carlo, 95%)".
@@ -159,6 +162,9 @@ type Run struct {
 	Overprovision float64 `json:"overprovision,omitempty"`
 	// Shares has an element for each server. It is empty with KindChange and KindForward.
 	Shares []Share `json:"shares"`
+	// Cycles is the number of CPU cycles of a packet. It is nil if the processor does not count them,
+	// and unless the experiment is of KindForward.
+	Cycles *float64 `json:"cycles,omitempty"`
 	// Counters has the numbers of packets that balancers counted during the run, by the reasons of
 	// segue status.
 	Counters map[string]uint64 `json:"counters"`
@@ -166,8 +172,10 @@ type Run struct {
 	// Observations tells how far balancers that infer differ in what they see. It is nil for other
 	// runs, and for those with a single balancer.
 	Observations *Observations `json:"observations,omitempty"`
-	// CPU is the CPU time of the run. It is nil unless the experiment measures it.
+	// CPU is the CPU time of the run, and Memory the memory of the balancers at its end. They are nil
+	// unless the experiment measures CPU times.
 	CPU     *CPU    `json:"cpu,omitempty"`
+	Memory  *Memory `json:"memory,omitempty"`
 	Machine Machine `json:"machine"`
 	// read has the values of a line of ReadCSV, by column. It is nil for other runs.
 	read map[string]float64
@@ -235,6 +243,14 @@ type CPU struct {
 	// All is the time of all processes of the lab, and of the load generator. It includes the
 	// packets that the kernel handles in the time of these processes.
 	All float64 `json:"all"`
+}
+
+// Memory is the memory of all balancers, in bytes.
+type Memory struct {
+	// Processes is the resident memory of their processes, without pages of files. Kernel is that of
+	// their BPF maps and programs.
+	Processes uint64 `json:"processes"`
+	Kernel    uint64 `json:"kernel"`
 }
 
 // Machine tells whether the machine kept up with a run.

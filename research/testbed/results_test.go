@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/testhost"
+	"github.com/segue-lb/segue/lab/bench"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
@@ -303,20 +304,84 @@ cases:
 	}
 }
 
-// TestCPUPerRequest: quantities and columns are times of a request.
-func TestCPUPerRequest(t *testing.T) {
+// TestMeasuredCasesHaveTheirOwnLabs: with cpu-time, a lab has the service of one case only, and no run
+// of another case uses the lab.
+func TestMeasuredCasesHaveTheirOwnLabs(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+cpu-time: true
+cases:
+  - {name: sc, placement: hash}
+  - {name: queue, placement: least-queue}
+  - {name: direct, direct: true}
+`)
+	plan := e.with(Options{}).plan()
+	for i, want := range []string{"sc", "queue"} {
+		services := plan[i].topology("x", plan[i].Case).Services
+		if len(services) != 1 || services[0].Name != want || services[0].VIP != vip(i) {
+			t.Errorf("the lab of %s has %+v", want, services)
+		}
+	}
+	if bare := plan[2].topology("x", plan[2].Case); !bare.Bare {
+		t.Error("the lab of direct has balancers")
+	}
+	if n := len(plan[0].labs()); n != 3 {
+		t.Errorf("%d labs, want 3", n)
+	}
+	if a, b := plan[0].labKind(), plan[1].labKind(); a == b || plan[3].labKind() != a {
+		t.Errorf("the cases have the labs %+v and %+v", a, b)
+	}
+}
+
+// TestForwardRun: the times and the cycles of packets lack those of the host program. A processor that
+// does not count cycles has none.
+func TestForwardRun(t *testing.T) {
+	p := planned{Case: Case{Name: "syn"}, point: 1000, seed: 2}
+	m := bench.PacketTime{Median: 500, Net: 400, P90: 700, Rounds: 10, Cycles: new(1200.0)}
+	run := p.newForwardRun(m, 200)
+	if run.Case != "syn" || run.Point != 1000 || run.Seed != 2 || run.Requests != 2000 {
+		t.Errorf("the run is %+v", run)
+	}
+	r := run.Measured
+	if math.Abs(r.Mean-400e-9) > 1e-15 || r.P50 != r.Mean || math.Abs(r.P90-600e-9) > 1e-15 {
+		t.Errorf("times %+v, want 400, 400 and 600 ns", r)
+	}
+	if got := run.quantity("cycles"); got != 1200 {
+		t.Errorf("%v cycles, want 1200", got)
+	}
+	m.Cycles = nil
+	if got := p.newForwardRun(m, 200).quantity("cycles"); !math.IsNaN(got) {
+		t.Errorf("%v cycles, which were not counted", got)
+	}
+}
+
+// TestCostsOfRuns: quantities and columns are times of a request, and the memory of the balancers.
+func TestCostsOfRuns(t *testing.T) {
 	r := &Results{Runs: []Run{
-		{Case: "a", Point: 1, Requests: 100, CPU: &CPU{Balancers: 0.01, BalancerPrograms: 0.02, All: 0.5}},
-		{Case: "a", Point: 1, Requests: 100, CPU: &CPU{Balancers: 0.03, BalancerPrograms: 0.02, All: 0.5}},
+		{
+			Case: "a", Point: 1, Requests: 100, CPU: &CPU{Balancers: 0.01, BalancerPrograms: 0.02, All: 0.5},
+			Memory: &Memory{Processes: 10 << 20, Kernel: 70 << 20},
+		},
+		{
+			Case: "a", Point: 1, Requests: 100, CPU: &CPU{Balancers: 0.03, BalancerPrograms: 0.02, All: 0.5},
+			Memory: &Memory{Processes: 15 << 20, Kernel: 70 << 20},
+		},
 		{Case: "b", Point: 1, Requests: 100},
 	}}
 	if !r.HasCPU() || r.Runs[2].CPU != nil {
 		t.Error("the results have no CPU times")
 	}
-	for i, want := range []float64{200, 200, 0, 0, 5000} {
-		if got := CPUParts[i].Estimate(r, "a", 1).Value; math.Abs(got-want) > 1e-9 {
-			t.Errorf("%s: %v µs, want %v", CPUParts[i].Name, got, want)
+	for i, want := range []float64{200, 200, 0, 0, 5000, 12.5, 70} {
+		if got := Costs[i].Estimate(r, "a", 1).Value; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %v, want %v", Costs[i].Name, got, want)
 		}
+	}
+	if got := Costs[6].Estimate(r, "b", 1).Value; !math.IsNaN(got) {
+		t.Errorf("a run that did not measure has %v MiB", got)
+	}
+	if got := runQuantities["memory"](&r.Runs[0]); got != 80 {
+		t.Errorf("balancers have %v MiB, want 80", got)
 	}
 	if got := runQuantities["balancer-cpu"](&r.Runs[0]); math.Abs(got-300e-6) > 1e-12 {
 		t.Errorf("balancers take %v s for a request, want 300 µs", got)

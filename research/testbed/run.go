@@ -78,7 +78,7 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 	}
 	run = p.newRun(report)
 	run.Observations = observed
-	if run.CPU, err = meter.read(); err != nil {
+	if err := meter.read(run); err != nil {
 		return nil, err
 	}
 	after, err := b.count(p)

@@ -157,7 +157,7 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 			continue
 		}
 		o.Progress(p.describe(i, len(plan), remaining(started, done, len(plan)-i)))
-		if err := b.prepare(ctx, p.settings, p.Case); err != nil {
+		if err := b.prepare(ctx, p); err != nil {
 			return &store.results, err
 		}
 		run, err := b.make(ctx, p, store)
@@ -209,15 +209,26 @@ type labKind struct {
 	servers, balancers, buckets, switches int
 	speed, capacity                       float64
 	proxy                                 lab.Proxy
+	only                                  string // the only case that the lab is for, if there is one
+}
+
+// labKind returns the properties of the lab for a run.
+func (p planned) labKind() labKind {
+	kind := labKind{
+		servers: p.present, balancers: p.Balancers, buckets: p.Buckets, switches: p.Case.Switches,
+		speed: p.Speed, capacity: p.capacity(p.present), proxy: p.Case.Proxy,
+	}
+	if p.CPUTime {
+		kind.only = p.Case.Name
+	}
+	return kind
 }
 
 // prepare makes a lab for a run of the case, unless there is one that fits. A case that infers
 // needs a new lab for each run, because its balancers must not know the servers from an earlier
 // run.
-func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
-	want := labKind{
-		s.present, s.Balancers, s.Buckets, c.Switches, s.Speed, s.capacity(s.present), c.Proxy,
-	}
+func (b *rig) prepare(ctx context.Context, p planned) error {
+	s, c, want := p.settings, p.Case, p.labKind()
 	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
 		b.inferred[c.Name] = c.Placement.Infers()
 		return nil

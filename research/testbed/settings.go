@@ -190,9 +190,9 @@ func (s settings) byTheClock(emulated time.Duration) time.Duration {
 // notBuilt is the name of a lab that is never built, because only its topology is of interest.
 const notBuilt = "x"
 
-// topology returns the lab for a run of a case. Each case with the same proxy, or without one, is a
-// service with a VIP of its own, except those that send requests directly to servers. If all do, the
-// lab is bare: no balancers and agents run.
+// topology returns the lab for a run of a case. Each case that may share the lab is a service with a
+// VIP of its own, except those that send requests directly to servers. If all do, the lab is bare:
+// no balancers and agents run.
 func (s settings) topology(name string, of Case) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present
@@ -204,7 +204,7 @@ func (s settings) topology(name string, of Case) lab.Topology {
 	t.Services = nil
 	t.Switches, t.Proxy = of.Switches, of.Proxy
 	for i, c := range s.Cases {
-		if !c.Direct && c.Proxy == of.Proxy {
+		if !c.Direct && s.mayShare(c, of) {
 			t.Services = append(t.Services, c.service(i, s))
 		}
 	}
@@ -212,15 +212,19 @@ func (s settings) topology(name string, of Case) lab.Topology {
 	return t
 }
 
+// mayShare tells whether a lab may have the services of two cases: both have the same proxy, or none.
+// If the CPU time and the memory of balancers are measured, each case has a lab of its own, because
+// a service costs some even without requests.
+func (s settings) mayShare(a, b Case) bool {
+	return a.Proxy == b.Proxy && (!s.CPUTime || a.Name == b.Name)
+}
+
 // labs returns the labs of all cases, each once.
 func (s settings) labs() (all []lab.Topology) {
-	for _, c := range s.Cases {
-		t := s.topology(notBuilt, c)
-		same := func(other lab.Topology) bool {
-			return other.Switches == t.Switches && other.Proxy == t.Proxy
-		}
-		if !slices.ContainsFunc(all, same) {
-			all = append(all, t)
+	for i, c := range s.Cases {
+		same := func(earlier Case) bool { return c.Switches == earlier.Switches && s.mayShare(c, earlier) }
+		if !slices.ContainsFunc(s.Cases[:i], same) {
+			all = append(all, s.topology(notBuilt, c))
 		}
 	}
 	return all

@@ -409,7 +409,7 @@ cases: [{name: infer, placement: infer}]
 }
 
 // TestProxyExperiment runs cases with proxies beside one with Segue. Clients have no failures, and
-// the CPU time of each case is that of its own programs.
+// the CPU time and the memory of each case are those of its own programs.
 func TestProxyExperiment(t *testing.T) {
 	t.Parallel()
 	testhost.NeedCommand(t, "haproxy", "haproxy")
@@ -440,6 +440,10 @@ cases:
 		if c.Balancers <= 0 || (c.BalancerPrograms > 0) == proxied || (c.AgentPrograms > 0) == proxied ||
 			proxied && c.Agents > 0 || c.All <= c.Balancers+c.Agents {
 			t.Errorf("%s: CPU times %+v", run.Case, c)
+		}
+		// The flow table of the default size alone takes 16 MiB.
+		if m := run.Memory; m.Processes < 1<<20 || (m.Kernel > 16<<20) == proxied || proxied && m.Kernel > 0 {
+			t.Errorf("%s: memory %+v", run.Case, m)
 		}
 	}
 }
