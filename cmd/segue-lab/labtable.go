@@ -20,7 +20,8 @@ func newLabTable() *cobra.Command {
 report writes. docs/research/results has the files of the published runs. The table has a
 row for each point and a column for each case. A cell has the mean over the seeds, half of
 its 95% confidence interval, and the simulator's mean in brackets. Times are in
-milliseconds of emulated time, and CPU times of packets in nanoseconds.`,
+milliseconds of emulated time, CPU times of packets in nanoseconds and those of requests
+in microseconds, and memory in MiB.`,
 		Example: "  segue-lab lab table docs/research/results/6lb-10-small.csv --quantity p90",
 		Args:    cli.Arguments("FILE"),
 	}

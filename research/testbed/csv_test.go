@@ -137,15 +137,21 @@ func TestTable(t *testing.T) {
 	for seed := range uint64(3) {
 		mean := 0.3 + float64(seed)/10
 		runs = append(runs, Run{Case: "hash", Point: 9, Seed: seed + 1, Requests: 10, Failed: 1, Measured: Response{Mean: mean, P90: 1},
-			Simulated: &Response{Mean: 0.35}, Fairness: 0.5})
+			Simulated: &Response{Mean: 0.35}, Fairness: 0.5, CPU: &CPU{Balancers: 4e-4, BalancerPrograms: 1e-4},
+			Memory: &Memory{Processes: 17 << 20, Kernel: 71 << 20}, Cycles: new(871.3)})
 	}
 	runs = append(runs, Run{Case: "sr4", Point: 12, Seed: 1, Requests: 10, Measured: Response{Mean: 0.2}})
 	r, err := ReadCSV(writeCSV(t, "6lb-11a", runs))
 	testhost.Must(t, err)
 	for quantity, want := range map[string]string{
-		"mean":     "| servers | hash | sr4 |\n|---|---|---|\n| 9 | 400 ± 248 (350) | – |\n| 12 | – | 200 |\n",
-		"p90":      "| servers, p90 | hash | sr4 |\n|---|---|---|\n| 9 | 1000 ± 0 | – |\n| 12 | – | 0 |\n",
-		"failed":   "| servers, failed | hash | sr4 |\n|---|---|---|\n| 9 | 10.0% ± 0.0 | – |\n| 12 | – | 0.0% |\n",
+		"mean":   "| servers | hash | sr4 |\n|---|---|---|\n| 9 | 400 ± 248 (350) | – |\n| 12 | – | 200 |\n",
+		"p90":    "| servers, p90 | hash | sr4 |\n|---|---|---|\n| 9 | 1000 ± 0 | – |\n| 12 | – | 0 |\n",
+		"failed": "| servers, failed | hash | sr4 |\n|---|---|---|\n| 9 | 10.0% ± 0.0 | – |\n| 12 | – | 0.0% |\n",
+
+		"balancer-cpu": "| servers, balancer-cpu | hash | sr4 |\n|---|---|---|\n| 9 | 50.0 ± 0.0 | – |\n| 12 | – | – |\n",
+		"memory":       "| servers, memory | hash | sr4 |\n|---|---|---|\n| 9 | 88.00 ± 0.00 | – |\n| 12 | – | – |\n",
+		"cycles":       "| servers, cycles | hash | sr4 |\n|---|---|---|\n| 9 | 871 ± 0 | – |\n| 12 | – | – |\n",
+
 		"fairness": "| servers, fairness | hash | sr4 |\n|---|---|---|\n| 9 | 0.50 ± 0.00 | – |\n| 12 | – | – |\n",
 	} {
 		if got, err := r.Table(quantity); err != nil || got != want {

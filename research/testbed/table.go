@@ -16,8 +16,8 @@ import (
 
 // Table returns a table in Markdown of a quantity of claims. It has a row for each point and a column
 // for each case. A cell has the mean over the seeds, half of its 95% confidence interval (Student), and
-// the simulator's mean in brackets. Times are in milliseconds, those of KindForward in nanoseconds, and CPU times of requests in
-// microseconds.
+// the simulator's mean in brackets. Times are in milliseconds, those of KindForward in nanoseconds,
+// and CPU times of requests in microseconds.
 func (r *Results) Table(quantity string) (string, error) {
 	if responseQuantities[quantity] == nil && runQuantities[quantity] == nil {
 		return "", fmt.Errorf("quantity %q: must be one of %s", quantity, quantityNames())
