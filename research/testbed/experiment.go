@@ -51,7 +51,8 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
-	// CPUTime tells that runs also measure the CPU time of the lab.
+	// CPUTime tells that runs also measure the CPU time of the lab, and the balancers' memory. Then each
+	// case has a lab of its own.
 	CPUTime bool `yaml:"cpu-time"`
 	// RoundTrip is the distribution of the times after which replies reach the clients. Without it,
 	// clients are near.
