@@ -58,6 +58,9 @@ experiment, minutes, set, paper, content and needs.`,
 			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
 				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
+			if o.MostLate < 0 {
+				return fmt.Errorf("--repeat-late %s: must not be negative", o.MostLate)
+			}
 			if all { // the same as --set papers
 				set = string(testbed.SetPapers)
 			}
@@ -97,6 +100,9 @@ experiment, minutes, set, paper, content and needs.`,
 			"experiment's)")
 	cmd.Flags().IntVar(&o.Seeds, "seeds", 0,
 		"`count` of runs of each case at each point (default: the experiment's)")
+	cmd.Flags().DurationVar(&o.MostLate, "repeat-late", 0,
+		"repeat a run, at most nine times, if 1% of the requests were sent later than this `time`, or if "+
+			"less than 10% of the CPU time was left")
 	cmd.Flags().StringVarP(&o.Directory, "out", "o", "",
 		"`folder` for the results (default: testbed/EXPERIMENT)")
 	cmd.Flags().StringVar(&o.Trace, "trace", "",

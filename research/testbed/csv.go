@@ -89,6 +89,9 @@ func (r *Results) CSV() ([]byte, error) {
 	fmt.Fprintf(&out, "# %s, made by Segue %s on Linux %s with %d cores of %s, at speed %v, on %s\n",
 		r.Experiment, r.Environment.Version, r.Environment.Kernel, r.Environment.Cores, r.Environment.CPU,
 		r.Speed, r.Environment.Started.Format("2006-01-02"))
+	if n := r.repeated(); n > 0 {
+		fmt.Fprintf(&out, "# %d of the runs were repeated, because other programs had disturbed them\n", n)
+	}
 	w := csv.NewWriter(&out)
 	if err := w.Write(columns); err != nil {
 		return nil, err
@@ -104,6 +107,14 @@ func (r *Results) CSV() ([]byte, error) {
 	}
 	w.Flush()
 	return out.Bytes(), w.Error()
+}
+
+// repeated returns how many of the runs were repeated.
+func (r *Results) repeated() (n int) {
+	for i := range r.Runs {
+		n += min(r.Runs[i].Machine.Repeats, 1)
+	}
+	return n
 }
 
 // valueColumns are all columns that a file of runs may have behind the first ones, in their order.

@@ -20,7 +20,7 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	for seed := range s.Seeds {
 		plan := s.plan()
 		plan = slices.DeleteFunc(plan, func(p planned) bool { return p.seed != uint64(seed+1) })
-		isMissing := func(p planned) bool { return !st.has(p) }
+		isMissing := func(p planned) bool { return st.run(p) == nil }
 		if !slices.ContainsFunc(plan, isMissing) {
 			continue
 		}

@@ -259,6 +259,8 @@ type Machine struct {
 	Idle float64 `json:"idle"`
 	// Generator is the CPU time of the load generator as a share of one core.
 	Generator float64 `json:"generator"`
+	// Repeats is how often the run was repeated because it was disturbed.
+	Repeats int `json:"repeats,omitempty"`
 	// LateP99 is the 99th percentile of the lateness of requests by the clock, in seconds.
 	LateP99 float64 `json:"late_p99"`
 }

@@ -27,6 +27,8 @@ type Options struct {
 	Seeds int
 	// Trace is the file of the requests that experiments with a Replay need.
 	Trace string
+	// MostLate makes disturbed runs be repeated (Run.isDisturbed), unless it is 0.
+	MostLate time.Duration
 	// Progress is called with what was done. It may be nil.
 	Progress func(text string)
 }
@@ -153,14 +155,16 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	plan := s.plan()
 	started, done := time.Now(), 0
 	for i, p := range plan {
-		if store.has(p) {
+		if earlier := store.run(p); earlier != nil && !earlier.isDisturbed(o.MostLate) {
 			continue
 		}
 		o.Progress(p.describe(i, len(plan), remaining(started, done, len(plan)-i)))
-		if err := b.prepare(ctx, p); err != nil {
-			return &store.results, err
-		}
-		run, err := b.make(ctx, p, store)
+		run, err := undisturbed(o, func() (*Run, error) {
+			if err := b.prepare(ctx, p); err != nil {
+				return nil, err
+			}
+			return b.make(ctx, p, store)
+		})
 		if err != nil {
 			return &store.results, fmt.Errorf("%s: %w", p.name(), err)
 		}
@@ -170,6 +174,33 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 		done++
 	}
 	return &store.results, store.finish()
+}
+
+// mostRepeats is how often a disturbed run is repeated. If the last one is disturbed, too, it stays.
+const mostRepeats = 9
+
+// undisturbed makes a run, and repeats it while it is disturbed.
+func undisturbed(o Options, makeRun func() (*Run, error)) (*Run, error) {
+	for repeats := 0; ; repeats++ {
+		run, err := makeRun()
+		if err != nil {
+			return nil, err
+		}
+		run.Machine.Repeats = repeats
+		if !run.isDisturbed(o.MostLate) || repeats == mostRepeats {
+			return run, nil
+		}
+		o.Progress(fmt.Sprintf("repeating the run: 1%% of the requests were sent %.1f ms late or "+
+			"later, and %.0f%% of the CPU time was left", 1000*run.Machine.LateP99, 100*run.Machine.Idle))
+	}
+}
+
+// isDisturbed tells whether other programs may have changed the results: if 1% of the requests were
+// sent later than mostLate, or if the machine was busy. No run is disturbed if mostLate is 0, or if
+// the run has no numbers about the machine.
+func (r *Run) isDisturbed(mostLate time.Duration) bool {
+	m := r.Machine
+	return mostLate > 0 && m.Idle > 0 && (m.LateP99 > mostLate.Seconds() || m.Idle < leastIdle)
 }
 
 func (p planned) name() string {

@@ -147,17 +147,16 @@ func Read(directory string) (*Results, error) {
 	return &r, nil
 }
 
-// has tells whether the results have a planned run.
-func (s *store) has(p planned) bool {
-	return slices.ContainsFunc(s.results.Runs, func(r Run) bool {
-		return r.Case == p.Case.Name && r.Point == p.point && r.Seed == p.seed
-	})
-}
+// run returns the results of a planned run, or nil if there are none.
+func (s *store) run(p planned) *Run { return s.results.run(p.Case.Name, p.point, p.seed) }
 
-// add adds a run to the results, and writes them.
+// add adds a run to the results, in place of an earlier one, and writes them.
 func (s *store) add(run *Run) error {
 	r := &s.results
 	s.changed = true
+	r.Runs = slices.DeleteFunc(r.Runs, func(earlier Run) bool {
+		return earlier.Case == run.Case && earlier.Point == run.Point && earlier.Seed == run.Seed
+	})
 	r.Runs = append(r.Runs, *run)
 	slices.SortFunc(r.Runs, func(a, b Run) int {
 		return cmp.Or(cmp.Compare(slices.Index(r.Cases, a.Case), slices.Index(r.Cases, b.Case)),
