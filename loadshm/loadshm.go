@@ -3,6 +3,10 @@
 // Package loadshm reports the load of an application to a Segue agent, through a small file that
 // both map into memory. A report is a store to memory, without a system call, a lock or a wait.
 //
+// In place of a file, it may be a BPF map: Open takes the path of a pin, in a BPF file system, as it
+// takes that of a file. The agent reads a file at an interval. Its data path reads a map when a
+// connection is offered, and so decides by the load of that moment.
+//
 // The file has one slot for each reporting process. A process holds a lock on its slot while it
 // lives. So the reports of ended processes do not count. The agent adds up the slots.
 // docs/operate/load-sources.md describes the layout. segue_load.h and segue_load.py in this folder
@@ -28,9 +32,11 @@ const (
 	slotSize   = 8
 	slots      = (fileSize - headerSize) / slotSize
 
-	magicOffset   = 0 // 8 bytes
-	versionOffset = 8 // uint32
-	version       = 1
+	magicOffset    = 0  // 8 bytes
+	versionOffset  = 8  // uint32
+	usedOffset     = 12 // uint32: no process has used a slot from this one on
+	capacityOffset = 16 // uint32: capacity of all processes together; 0: the sum of the slots
+	version        = 1
 )
 
 // magic is "segueshm" as it lies in memory.
@@ -47,19 +53,18 @@ type Reporter struct {
 // Open maps the file, and takes a free slot. It creates the file if there is none (mode 0660 less
 // the umask). capacity is the number of requests that this process serves at a time, at least 1.
 // The file should be on a file system in memory, such as /run, to avoid constant writes to a disk.
+//
+// A path in a BPF file system, such as /sys/fs/bpf/segue/@loads/shop, is the pin of a map. If there
+// is none, the agent or a process with CAP_BPF creates it.
 func Open(path string, capacity uint32) (*Reporter, error) {
 	if capacity == 0 {
 		return nil, fmt.Errorf("%s: capacity is 0", path)
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o660)
+	f, page, err := openPage(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	page, err := mapForWriting(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
 	slot, err := takeSlot(f)
 	if err != nil {
 		_ = unix.Munmap(page)
@@ -71,8 +76,54 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	r := &Reporter{page: page, word: word(page, headerSize+slot*slotSize), fd: fd}
+	raise(half(page, usedOffset), uint32(slot)+1)
+	half(page, capacityOffset).Store(0)
 	r.Set(0, capacity)
 	return r, nil
+}
+
+// openPage opens the file, or the pin of a map, and maps it. It creates what is missing.
+func openPage(path string) (f *os.File, page []byte, err error) {
+	if isPin(path) {
+		return openPinned(path)
+	}
+	if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o660); err != nil {
+		return nil, nil, err
+	}
+	if page, err = mapForWriting(f); err != nil {
+		_ = f.Close()
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, page, nil
+}
+
+// openPinned is openPage for the pin of a map. The mapping keeps the map.
+func openPinned(path string) (*os.File, []byte, error) {
+	fd, err := openMap(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	page, err := mapPage(fd)
+	if err != nil {
+		_ = f.Close()
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, page, nil
+}
+
+// raise makes a number at least as large as another one.
+func raise(n *atomic.Uint32, least uint32) {
+	for {
+		old := n.Load()
+		if old >= least || n.CompareAndSwap(old, least) {
+			return
+		}
+	}
 }
 
 // keepOpen returns a second descriptor of the open file. It is closed on exec, but the garbage
@@ -101,7 +152,13 @@ func mapForWriting(f *os.File) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return mapPage(int(f.Fd()))
+}
+
+// mapPage maps a file or a map for writing, writes the header of a new one, and checks the header of
+// an old one.
+func mapPage(fd int) ([]byte, error) {
+	page, err := unix.Mmap(fd, 0, fileSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map: %w", err)
 	}
@@ -150,6 +207,11 @@ func slotLock(slot int) unix.Flock_t {
 // word returns the 64-bit word at an offset of the page, for atomic loads and stores.
 func word(page []byte, offset int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&page[offset]))
+}
+
+// half returns the 32-bit number at an offset of the page, for atomic loads and stores.
+func half(page []byte, offset int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&page[offset]))
 }
 
 // Begin counts one more request (or worker, in the unit of the capacity) as busy.

@@ -46,12 +46,15 @@ func (r *Reader) Read() (busy, capacity uint32, err error) {
 	if r.err != nil { // the same until the next check, so that a missing file costs little
 		return 0, 0, r.err
 	}
-	words, err := copyPage(r.page)
+	p, err := copyPage(r.page)
 	if err != nil {
 		r.err = fmt.Errorf("%s: %w", r.path, err)
 		return 0, 0, r.err
 	}
-	return r.sum(&words)
+	if busy, capacity = p.sum(&r.ended); capacity == 0 {
+		return 0, 0, fmt.Errorf("%s: %w", r.path, ErrNobody)
+	}
+	return busy, capacity, nil
 }
 
 // Close unmaps the file. The next Read maps it again.
@@ -118,12 +121,12 @@ func mapForReading(f *os.File) ([]byte, error) {
 
 // findEnded notes the contents of the slots that no process has locked: their processes have ended.
 func (r *Reader) findEnded(f *os.File) error {
-	words, err := copyPage(r.page)
+	p, err := copyPage(r.page)
 	if err != nil {
 		return err
 	}
 	clear(r.ended[:])
-	for slot, w := range words {
+	for slot, w := range p.words {
 		if capacityOf(w) == 0 {
 			continue
 		}
@@ -138,9 +141,15 @@ func (r *Reader) findEnded(f *os.File) error {
 	return nil
 }
 
-// copyPage checks the header and returns the slots. If the file is truncated meanwhile, SIGBUS
+// reports are the numbers of a page.
+type reports struct {
+	words    [slots]uint64
+	capacity uint32 // of all processes together; 0: the sum of the slots
+}
+
+// copyPage checks the header and returns the numbers. If the file is truncated meanwhile, SIGBUS
 // becomes an error.
-func copyPage(page []byte) (words [slots]uint64, err error) {
+func copyPage(page []byte) (p reports, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if fault := recover(); fault != nil {
@@ -148,28 +157,35 @@ func copyPage(page []byte) (words [slots]uint64, err error) {
 		}
 	}()
 	if err := checkHeader(page); err != nil {
-		return words, err
+		return p, err
 	}
-	for slot := range words {
-		words[slot] = word(page, headerSize+slot*slotSize).Load()
-	}
-	return words, nil
+	return copyOf(page), nil
 }
 
-// sum adds up the slots of living processes. If a slot has changed since its process ended, another
-// process, which lives, has taken it.
-func (r *Reader) sum(words *[slots]uint64) (busy, capacity uint32, err error) {
+// copyOf returns the numbers of a page.
+func copyOf(page []byte) (p reports) {
+	p.capacity = half(page, capacityOffset).Load()
+	for slot := range p.words {
+		p.words[slot] = word(page, headerSize+slot*slotSize).Load()
+	}
+	return p
+}
+
+// sum adds up the slots of living processes. ended are the words that ended processes have left; it
+// may be nil. If a slot has changed since its process ended, another process, which lives, has taken
+// it. The capacity is 0 if no process lives.
+func (p *reports) sum(ended *[slots]uint64) (busy, capacity uint32) {
 	var busySum, capacitySum uint64
-	for slot, w := range words {
-		if capacityOf(w) != 0 && w != r.ended[slot] {
+	for slot, w := range p.words {
+		if capacityOf(w) != 0 && (ended == nil || w != ended[slot]) {
 			busySum += w & (1<<32 - 1)
 			capacitySum += capacityOf(w)
 		}
 	}
-	if capacitySum == 0 {
-		return 0, 0, fmt.Errorf("%s: %w", r.path, ErrNobody)
+	if capacitySum != 0 && p.capacity != 0 {
+		capacitySum = uint64(p.capacity)
 	}
-	return clamp(busySum), clamp(capacitySum), nil
+	return clamp(busySum), clamp(capacitySum)
 }
 
 func capacityOf(word uint64) uint64 { return word >> 32 }

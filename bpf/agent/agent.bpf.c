@@ -41,6 +41,7 @@ const union {
 	enum protocol_version protocol_version;
 	enum probe_flag probe_flag;
 	struct socket_query socket_query;
+	struct load_query load_query;
 	struct count_correction count_correction;
 } *shared_types __attribute__((unused));
 
@@ -201,6 +202,18 @@ int correct_connections(struct xdp_md *ctx)
 	if ((void *)(correction + 1) > frame_end(ctx))
 		return XDP_DROP;
 	correct_count(correction);
+	return XDP_PASS;
+}
+
+/* Answers a load_query. It is not attached: user space runs it. */
+SEC("xdp")
+int query_load(struct xdp_md *ctx)
+{
+	struct load_query *query = frame_start(ctx);
+
+	if ((void *)(query + 1) > frame_end(ctx))
+		return XDP_DROP;
+	answer_load_query(query);
 	return XDP_PASS;
 }
 

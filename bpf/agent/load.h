@@ -6,6 +6,7 @@
 #ifndef SEGUE_AGENT_LOAD_H
 #define SEGUE_AGENT_LOAD_H
 
+#include "loadmap.h"
 #include "local.h"
 #include "net/load.h"
 #include "net/verifier.h"
@@ -31,6 +32,8 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 	case LOAD_ACCEPT_QUEUE:
 		load->busy = backlog->waiting;
 		return true;
+	case LOAD_SHARED_MAP:
+		return read_load_map(key, load);
 	default:
 		reported = bpf_map_lookup_elem(&loads, key);
 		if (!reported || !reported->when)
@@ -72,7 +75,8 @@ static __always_inline __u64 not_shown(enum load_source source, const struct loa
 }
 
 /* Whether the source still shows a connection that is ending now. The count of open connections
- * does not. The accept queue and the CPU time never contain it. */
+ * does not, nor does the map of an application. The accept queue and the CPU time never contain
+ * it. */
 static __always_inline bool shows_ending(enum load_source source)
 {
 	return source == LOAD_APACHE_SCOREBOARD || source == LOAD_SHARED_MEMORY;

@@ -24,6 +24,8 @@ enum load_source {
 	LOAD_APACHE_SCOREBOARD,
 	LOAD_CGROUP,
 	LOAD_SHARED_MEMORY,
+	/* A load that the application keeps current in a map of its own (loadmap.h). */
+	LOAD_SHARED_MAP,
 };
 
 /* The capacity of a load whose source has none. */

@@ -32,6 +32,7 @@ var (
 		desired.LoadApache:       agentLoadSourceLOAD_APACHE_SCOREBOARD,
 		desired.LoadCgroup:       agentLoadSourceLOAD_CGROUP,
 		desired.LoadSharedMemory: agentLoadSourceLOAD_SHARED_MEMORY,
+		desired.LoadSharedMap:    agentLoadSourceLOAD_SHARED_MAP,
 	}
 )
 
@@ -110,6 +111,7 @@ func (k *kernel) writeAcceptances(
 		return errors.Join(
 			datapath.Keep(k.objects.Acceptances, want),
 			datapath.Keep(k.objects.Loads, want),
+			datapath.Keep(k.objects.LoadMaps, want),
 		)
 	})
 	return nil

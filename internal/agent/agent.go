@@ -315,7 +315,7 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys desired.Sign
 		return err
 	}
 	a.followConnections(t, cfg)
-	a.watches.follow(a.kernel.objects.Loads, cfg, a.log)
+	a.watches.follow(loadTables{a.kernel.objects.Loads, a.kernel.objects.LoadMaps}, cfg, a.log)
 	t.OnCommit(func() error { return a.kernel.assigned.release(want.assigned) })
 	return nil
 }

@@ -30,13 +30,14 @@ type View struct {
 	program  *ebpf.Program // xdp_agent
 	dry      *dryRun       // of program; nil until the first trace
 	sockets  *ebpf.Program // query_socket
+	mapped   *ebpf.Program // query_load
 	here     bool          // the calling thread is in the agent's network namespace
 }
 
 // viewed lists the names of the tables that a view reads.
 var viewed = []string{
 	agentMapAcceptances, agentMapAgentFlows, agentMapAgentFlowKeys, agentMapConnections, agentMapListeners,
-	agentMapLoads, agentMapOffers, agentMapQuicIdCounts, agentMapQuicOwnIds, agentMapReasons,
+	agentMapLoadMaps, agentMapLoads, agentMapOffers, agentMapQuicIdCounts, agentMapQuicOwnIds, agentMapReasons,
 	agentMapServiceNames, agentMapSignals, agentMapSynAcks, agentMapVips,
 }
 
@@ -69,8 +70,25 @@ func OpenView(instance string) (_ *View, err error) {
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}
+	if v.mapped, err = loadQuery(spec, v.maps.LoadMaps); err != nil {
+		return nil, fmt.Errorf("load program %s: %w", agentProgQueryLoad, err)
+	}
 	v.here, err = datapath.AttachedHere(instance)
 	return v, err
+}
+
+// loadQuery loads query_load, which reads a table of an instance.
+func loadQuery(spec *ebpf.CollectionSpec, table *ebpf.Map) (*ebpf.Program, error) {
+	collection, err := ebpf.NewCollectionWithOptions(&ebpf.CollectionSpec{
+		Maps:     map[string]*ebpf.MapSpec{agentMapLoadMaps: spec.Maps[agentMapLoadMaps]},
+		Programs: map[string]*ebpf.ProgramSpec{agentProgQueryLoad: spec.Programs[agentProgQueryLoad]},
+		Types:    spec.Types, ByteOrder: spec.ByteOrder,
+	}, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{agentMapLoadMaps: table}})
+	if err != nil {
+		return nil, err
+	}
+	defer collection.Close()
+	return collection.DetachProgram(agentProgQueryLoad), nil
 }
 
 // Close closes the tables.
@@ -79,7 +97,7 @@ func (v *View) Close() error {
 	if v.dry != nil {
 		errs = append(errs, v.dry.close())
 	}
-	for _, program := range []*ebpf.Program{v.program, v.sockets} {
+	for _, program := range []*ebpf.Program{v.program, v.sockets, v.mapped} {
 		errs = append(errs, program.Close()) // does nothing if program is nil
 	}
 	return errors.Join(append(errs, v.maps.Close())...)
@@ -89,7 +107,8 @@ func (v *View) Close() error {
 func (k *kernel) view() *View {
 	return &View{
 		instance: k.loader.Instance, maps: k.objects.agentMaps, labels: k.labels,
-		program: k.objects.XdpAgent, sockets: k.objects.QuerySocket, here: true,
+		program: k.objects.XdpAgent, sockets: k.objects.QuerySocket, mapped: k.objects.QueryLoad,
+		here: true,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -38,6 +39,8 @@ func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
 		l, known, err = v.openConnections(key)
 	case agentLoadSourceLOAD_ACCEPT_QUEUE:
 		l, known = agentLoad{Busy: queue.Waiting, Capacity: accept.NoCapacity}, listens
+	case agentLoadSourceLOAD_SHARED_MAP:
+		l, known, err = v.mappedLoad(key)
 	default:
 		l, known, err = v.reportedLoad(key, a)
 	}
@@ -83,6 +86,19 @@ func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
 		return l, false, fmt.Errorf("read %s: %w", v.maps.Loads, err)
 	}
 	return l, l.When != 0 && now-int64(l.When) <= int64(a.StaleAfter), nil
+}
+
+// mappedLoad returns the load that the application keeps in its map at this moment, as the data path
+// reads it. known is false if no process reports.
+func (v *View) mappedLoad(key agentServiceKey) (l agentLoad, known bool, err error) {
+	query := agentLoadQuery{Service: key}
+	question := unsafe.Slice((*byte)(unsafe.Pointer(&query)), unsafe.Sizeof(query))
+	answer := make([]byte, len(question))
+	if _, err := v.mapped.Run(&ebpf.RunOptions{Data: question, DataOut: answer}); err != nil {
+		return l, false, fmt.Errorf("ask for the load in the application's map: %w", err)
+	}
+	copy(question, answer) // question is the memory of query
+	return agentLoad{Busy: query.Busy, Capacity: query.Capacity}, query.IsKnown != 0, nil
 }
 
 // openConnections returns as a load the number of connections that the server has not closed. It is

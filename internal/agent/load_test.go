@@ -91,6 +91,9 @@ func (l *loadTest) show(s desired.AgentService, load accept.Load, age time.Durat
 	); err != nil {
 		l.Fatal(err)
 	}
+	if s.Load.Kind == desired.LoadSharedMap {
+		mapLoad(l.T, l.k, serviceKey(s), load)
+	}
 }
 
 // offer returns the result of an offer of a new connection. It must be called in the stage's
@@ -187,6 +190,9 @@ func loadCases() []loadCase {
 			desired.Source{Kind: desired.LoadSharedMemory}, of(2, 64), true, 64, 64},
 		{"shared memory with a capacity",
 			desired.Source{Kind: desired.LoadSharedMemory, Capacity: 2}, of(2, 64), true, 16, 2},
+		{"map", desired.Source{Kind: desired.LoadSharedMap}, of(2, 64), true, 64, 64},
+		{"map with a capacity",
+			desired.Source{Kind: desired.LoadSharedMap, Capacity: 2}, of(2, 64), true, 16, 2},
 		{"scoreboard", desired.Source{Kind: desired.LoadApache}, of(2, 150), true, 150, 150},
 		{"scoreboard with a capacity",
 			desired.Source{Kind: desired.LoadApache, Workers: 150, Capacity: 4},

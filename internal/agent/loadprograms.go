@@ -180,6 +180,7 @@ var declared = datapath.Declarations{
 	{Name: agentMapTunnelAddresses, Life: datapath.Renewed},
 	{Name: agentMapSegmentSizes, Life: datapath.Renewed},
 	{Name: agentMapLoads, Life: datapath.Renewed},
+	{Name: agentMapLoadMaps, Life: datapath.Renewed},
 	{Name: agentMapQuicOwnIds, Life: datapath.Renewed},
 	{Name: agentMapServiceNames, Life: datapath.Renewed},
 

@@ -166,7 +166,7 @@ func (p *policy) now(local sockets) accept.Load {
 	switch p.source.Kind {
 	case desired.LoadCgroup: // CPU time
 		return load
-	case desired.LoadApache, desired.LoadSharedMemory:
+	case desired.LoadApache, desired.LoadSharedMemory, desired.LoadSharedMap:
 		missing += uint64(local.waiting)
 	}
 	load.Busy = uint32(min(uint64(load.Busy)+missing, math.MaxUint32))

@@ -22,7 +22,7 @@ import (
 // sourceTest is a table of loads and the watches that write to it.
 type sourceTest struct {
 	*testing.T
-	loads   *ebpf.Map
+	loadTables
 	watches watches
 }
 
@@ -36,10 +36,13 @@ func newSourceTestOf(t *testing.T, most uint32) *sourceTest {
 	spec.Maps[agentMapLoads].MaxEntries = most
 	loads, err := ebpf.NewMap(spec.Maps[agentMapLoads])
 	testhost.Must(t, err)
-	s := &sourceTest{t, loads, watches{}}
+	maps, err := ebpf.NewMap(spec.Maps[agentMapLoadMaps])
+	testhost.Must(t, err)
+	s := &sourceTest{t, loadTables{loads, maps}, watches{}}
 	t.Cleanup(func() {
 		s.watches.stopAll()
 		loads.Close()
+		maps.Close()
 	})
 	return s
 }
@@ -57,7 +60,7 @@ func (s *sourceTest) follow(sources map[desired.Port]desired.Source) {
 			VIP: vip6.Addr(), Port: port, Protocol: desired.TCP, Load: source,
 		})
 	}
-	s.watches.follow(s.loads, cfg, slog.New(slog.DiscardHandler))
+	s.watches.follow(s.loadTables, cfg, slog.New(slog.DiscardHandler))
 }
 
 func portKey(port desired.Port) agentServiceKey {
@@ -184,7 +187,7 @@ func TestUnchangedLoadIsRenewed(t *testing.T) {
 			s := newSourceTest(t)
 			key, begin := portKey(1), time.Now()
 			w := &watch{
-				loads: s.loads, interval: c.interval, log: slog.New(slog.DiscardHandler),
+				loadTables: s.loadTables, interval: c.interval, log: slog.New(slog.DiscardHandler),
 				services: map[agentServiceKey]bool{key: true},
 			}
 			state := load.State{Load: load.Load{Busy: 1, Capacity: 4}, At: begin}
@@ -209,7 +212,7 @@ func TestFailedWriteIsRepeated(t *testing.T) {
 	s := newSourceTestOf(t, 1)
 	var log bytes.Buffer
 	w := &watch{
-		loads: s.loads, interval: 10 * time.Millisecond, log: slog.New(slog.NewTextHandler(&log, nil)),
+		loadTables: s.loadTables, interval: 10 * time.Millisecond, log: slog.New(slog.NewTextHandler(&log, nil)),
 		services: map[agentServiceKey]bool{portKey(1): true},
 	}
 	state := load.State{Load: load.Load{Busy: 1, Capacity: 4}, At: time.Now()}

@@ -28,6 +28,7 @@ func TestVerifierWork(t *testing.T) {
 		"count_connections":   4_000,
 		"correct_connections": 100,
 		"query_socket":        1_500,
+		"query_load":          2_000,
 	}
 	for name, program := range objects.Programs {
 		info, err := program.Info()

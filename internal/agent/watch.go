@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,18 +18,25 @@ import (
 	"github.com/segue-lb/segue/internal/bpfclock"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/load"
+	"github.com/segue-lb/segue/loadshm"
 )
 
-// watches are the load sources that the control plane reads. Services with the same source and
-// interval share a watch, whatever their capacities are.
+// watches are the load sources that the control plane reads or opens. Services with the same source
+// and interval share a watch, whatever their capacities are.
 type watches map[desired.Source]*watch
+
+// loadTables are the tables of the data path to which watches write.
+type loadTables struct {
+	loads *ebpf.Map // the loads that user space has read
+	maps  *ebpf.Map // the maps of applications
+}
 
 // follow makes w read the sources that the configuration names, until stopAll. It does not
 // interrupt the watches of sources that the configuration still names.
-func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
+func (w watches) follow(tables loadTables, cfg *desired.Agent, log *slog.Logger) {
 	want := map[agentServiceKey]desired.Source{}
 	for _, s := range cfg.Services {
-		if s.Load.Kind.IsPolled() {
+		if s.Load.Kind.HasPath() {
 			want[serviceKey(s)] = withoutCapacity(s.Load)
 		}
 	}
@@ -47,7 +55,7 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	}
 	for key, source := range want {
 		if w[source] == nil {
-			w[source] = startWatch(loads, source, log.With("source", source.Kind, "path", source.Path))
+			w[source] = startWatch(tables, source, log.With("source", source.Kind, "path", source.Path))
 		}
 		w[source].join(key)
 	}
@@ -75,9 +83,10 @@ func (w watches) stopAll() {
 }
 
 // watch reads one source, and writes its load to the data path for each service with this source.
-// The data path finds by a load's age whether it is stale, also after this process has ended.
+// The data path finds by a load's age whether it is stale, also after this process has ended. If the
+// source is the map of an application, the watch writes the map itself to the data path.
 type watch struct {
-	loads    *ebpf.Map
+	loadTables
 	interval time.Duration
 	log      *slog.Logger
 	stop     func() // returns when no more loads will be written
@@ -86,18 +95,23 @@ type watch struct {
 	services map[agentServiceKey]bool // only the owner of the watches changes it
 	last     agentLoad                // the last load that was written; none if its When is 0
 	at       time.Time                // time of the last write; zero: it failed
+	mapped   *ebpf.Map                // the application's map, if that is the source; nil: none
 }
 
 // startWatch begins to read a source. No service has joined yet.
-func startWatch(loads *ebpf.Map, source desired.Source, log *slog.Logger) *watch {
+func startWatch(tables loadTables, source desired.Source, log *slog.Logger) *watch {
 	w := &watch{
-		loads: loads, interval: source.Interval, log: log,
+		loadTables: tables, interval: cmp.Or(source.Interval, loadshm.CheckInterval), log: log,
 		services: map[agentServiceKey]bool{},
+	}
+	report := w.report
+	if source.Kind == desired.LoadSharedMap {
+		report = w.reportMap
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	staleAfter := load.StaleAfter(w.interval)
-	watcher := load.NewWatcher(newSource(source), w.interval, staleAfter, log, w.report)
+	watcher := load.NewWatcher(w.newSource(source), w.interval, staleAfter, log, report)
 	go func() {
 		defer close(done)
 		if err := watcher.Run(ctx); err != nil {
@@ -107,17 +121,20 @@ func startWatch(loads *ebpf.Map, source desired.Source, log *slog.Logger) *watch
 	w.stop = func() {
 		cancel()
 		<-done
+		w.closeMap()
 	}
 	return w
 }
 
 // newSource returns the reader of a source.
-func newSource(s desired.Source) load.Source {
+func (w *watch) newSource(s desired.Source) load.Source {
 	switch s.Kind {
 	case desired.LoadApache:
 		return load.NewApache(s.Path, s.Workers)
 	case desired.LoadCgroup:
 		return load.NewCgroup(s.Path)
+	case desired.LoadSharedMap:
+		return load.NewSharedMap(s.Path, w.opened)
 	default:
 		return load.NewSharedMemory(s.Path)
 	}
@@ -135,6 +152,11 @@ func (w *watch) join(key agentServiceKey) {
 	if w.last.When != 0 {
 		w.put(key)
 	}
+	if w.mapped != nil {
+		if err := w.putMap(key); err != nil {
+			w.log.Error("report the load", "error", err)
+		}
+	}
 }
 
 // leave removes a service. If forget is true, it also removes the service's load from the data
@@ -143,11 +165,69 @@ func (w *watch) leave(key agentServiceKey, forget bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.services, key)
-	if !forget {
+	if forget {
+		w.forget(key)
+	}
+}
+
+// forget removes a service's load from the data path.
+func (w *watch) forget(key agentServiceKey) {
+	for _, table := range []*ebpf.Map{w.loads, w.maps} {
+		if err := table.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			w.log.Error("forget the load", "error", err)
+		}
+	}
+}
+
+// opened makes the data path read a map of the application for all services of the source.
+func (w *watch) opened(m *loadshm.Map) error {
+	fd, err := unix.FcntlInt(uintptr(m.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("duplicate the map's descriptor: %w", err)
+	}
+	mapped, err := ebpf.NewMapFromFD(fd)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closeMap()
+	w.mapped = mapped
+	for key := range w.services {
+		if err := w.putMap(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putMap makes the data path read the application's map for a service.
+func (w *watch) putMap(key agentServiceKey) error {
+	if err := w.maps.Put(key, w.mapped); err != nil {
+		return fmt.Errorf("write to %s: %w", w.maps, err)
+	}
+	return nil
+}
+
+// reportMap removes the application's map from the data path if the map cannot be opened any more.
+// If it can, the data path finds by itself whether a process reports.
+func (w *watch) reportMap(state load.State) {
+	if !state.Stale || errors.Is(state.Err, loadshm.ErrNobody) {
 		return
 	}
-	if err := w.loads.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		w.log.Error("forget the load", "error", err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key := range w.services {
+		w.forget(key)
+	}
+	w.closeMap()
+}
+
+// closeMap closes the application's map. The data path keeps it until it is forgotten.
+func (w *watch) closeMap() {
+	if w.mapped != nil {
+		_ = w.mapped.Close()
+		w.mapped = nil
 	}
 }
 

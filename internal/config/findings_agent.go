@@ -63,7 +63,8 @@ func (i *inspection) writableAgentFiles(a *desired.Agent) {
 	i.writableByOthers(desired.SignalKeyField, a.Node.SignalKey, "the key")
 	for n, s := range a.Services {
 		path := fieldpath.Child(fieldpath.Item("services", n), "load.path")
-		if s.Load.Kind == desired.LoadSharedMemory || s.Load.Kind == desired.LoadApache {
+		switch s.Load.Kind {
+		case desired.LoadSharedMemory, desired.LoadSharedMap, desired.LoadApache:
 			i.writableByAll(path, s.Load.Path, "the load")
 		}
 	}

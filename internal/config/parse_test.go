@@ -199,6 +199,7 @@ func TestDefaultLoadIntervals(t *testing.T) {
 		"source: cgroup, path: /a":                      500 * time.Millisecond,
 		"source: shared-memory, path: /a":               10 * time.Millisecond,
 		"source: shared-memory, path: /a, interval: 1s": time.Second,
+		"source: shared-map, path: /a":                  0,
 		"source: accept-queue":                          0,
 		"workers: 5":                                    0,
 	} {

@@ -686,8 +686,16 @@ func TestLoadRules(t *testing.T) {
 		hunting("sources", "load: {source: connections, workers: 8}", nil),
 		hunting("scoreboard", "load: {source: apache-scoreboard, path: /run/scoreboard, workers: 150}", nil),
 		hunting("unknown source", "load: {source: cpu}", one("services[0].load.source",
-			"must be one of: connections, accept-queue, apache-scoreboard, cgroup, shared-memory")),
+			"must be one of: connections, accept-queue, apache-scoreboard, cgroup, shared-memory, shared-map")),
 		hunting("path missing", "load: {source: cgroup}", one("services[0].load.path", "required by source cgroup")),
+		hunting("map", "load: {source: shared-map, path: /a, capacity: 4}", nil),
+		hunting("path of a map missing", "load: {source: shared-map}",
+			one("services[0].load.path", "required by source shared-map")),
+		hunting("interval of a map", "load: {source: shared-map, path: /a, interval: 10ms}",
+			one("services[0].load.interval", "not used by source shared-map: it is read when a connection is offered")),
+		hunting("workers of a map", "load: {source: shared-map, path: /a, workers: 4}",
+			one("services[0].load.workers",
+				"only for connections and apache-scoreboard; capacity is for all sources")),
 		hunting("path relative", "load: {source: cgroup, path: a}", one("services[0].load.path", "must be absolute")),
 		hunting("path needless", "load: {path: /a}", one("services[0].load.path", "not used by source connections")),
 		hunting("workers needless", "load: {source: accept-queue, workers: 8}",
@@ -731,10 +739,11 @@ func TestQUICAcceptRules(t *testing.T) {
 	quic := func(name, fields string, want []problem) mutation {
 		return mutation{name, "protocol: tcp", "protocol: udp\n    " + fields, want}
 	}
-	const unread = "must be shared-memory, cgroup or apache-scoreboard for UDP: the agent sees connections of TCP only"
+	const unread = "must be shared-map, shared-memory, cgroup or apache-scoreboard for UDP: the agent sees connections of TCP only"
 	checkMutations(t, validAgent, ParseAgent, []mutation{
 		quic("nothing", "# nothing", nil),
 		quic("a load", "load: {source: shared-memory, path: /a, capacity: 2}", nil),
+		quic("a map", "load: {source: shared-map, path: /a, capacity: 2}", nil),
 		quic("no load for always", "accept: {policy: always}", nil),
 		quic("drained", "load: {source: cgroup, path: /a}\n    drained: true", nil),
 		quic("no load", "accept: {policy: least}", one("services[0].load.source",

@@ -96,6 +96,7 @@ const (
 	LoadApache       LoadSource = "apache-scoreboard"
 	LoadCgroup       LoadSource = "cgroup"
 	LoadSharedMemory LoadSource = "shared-memory"
+	LoadSharedMap    LoadSource = "shared-map"
 
 	NotLocalDrop  NotLocal = "drop"
 	NotLocalReset NotLocal = "reset" // the server's own stack answers with a reset, up to a rate
@@ -122,11 +123,11 @@ type Accept struct {
 
 // Source is the load source of a service.
 type Source struct {
-	// Kind is connections by default. UDP has no default: a source that the agent reads
-	// (LoadSource.IsPolled) is required, unless the policy needs no load.
+	// Kind is connections by default. UDP has no default: a source with a path (LoadSource.HasPath)
+	// is required, unless the policy needs no load.
 	Kind LoadSource `yaml:"source"`
-	// Path is the absolute path of the scoreboard, the control group or the shared memory. Required
-	// for these sources, and not allowed for others.
+	// Path is the absolute path of the scoreboard, the control group or the shared memory, or of the
+	// pin of the map. Required for these sources, and not allowed for others.
 	Path string `yaml:"path,omitempty"`
 	// Workers is the number of connections that the application serves at a time. For
 	// apache-scoreboard it is MaxRequestWorkers. For connections it is the upper bound of the
@@ -143,6 +144,9 @@ type Source struct {
 	// sources.
 	Interval time.Duration `yaml:"interval,omitempty"`
 }
+
+// HasPath tells whether the source is a file, or a pinned map, that the agent opens.
+func (l LoadSource) HasPath() bool { return l.IsPolled() || l == LoadSharedMap }
 
 // IsPolled tells whether the agent reads the source at an interval. The data path reads the others
 // when a connection is offered.

@@ -131,8 +131,8 @@ func (r *rules) checkQUICLoad(path string, s AgentService) {
 		}
 		r.refuse(path, s.Load != Source{}, "not used without source")
 	case LoadConnections, LoadAcceptQueue:
-		r.failf(at, "must be %s, %s or %s for UDP: the agent sees connections of TCP only",
-			LoadSharedMemory, LoadCgroup, LoadApache)
+		r.failf(at, "must be %s, %s, %s or %s for UDP: the agent sees connections of TCP only",
+			LoadSharedMap, LoadSharedMemory, LoadCgroup, LoadApache)
 	default:
 		r.checkLoad(path, s.Load)
 	}
@@ -182,14 +182,16 @@ func (r *rules) checkAccept(path string, a Accept) {
 // checkLoad checks a load source and its parameters.
 func (r *rules) checkLoad(path string, l Source) {
 	checkKnown(r, fieldpath.Child(path, "source"), l.Kind,
-		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
+		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory, LoadSharedMap)
 	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
 		r.refuse(fieldpath.Child(path, "workers"), l.Workers != 0,
 			"only for connections and apache-scoreboard; capacity is for all sources")
 	}
 	if !l.Kind.IsPolled() {
-		r.refuse(fieldpath.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)
 		r.refuse(fieldpath.Child(path, "interval"), l.Interval != 0, "not used by source %s: it is read when a connection is offered", l.Kind)
+	}
+	if !l.Kind.HasPath() {
+		r.refuse(fieldpath.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)
 		return
 	}
 	if l.Path == "" {
@@ -197,5 +199,7 @@ func (r *rules) checkLoad(path string, l Source) {
 	} else if !filepath.IsAbs(l.Path) {
 		r.failf(fieldpath.Child(path, "path"), "must be absolute")
 	}
-	checkRange(r, fieldpath.Child(path, "interval"), l.Interval, time.Millisecond, 10*time.Second)
+	if l.Kind.IsPolled() {
+		checkRange(r, fieldpath.Child(path, "interval"), l.Interval, time.Millisecond, 10*time.Second)
+	}
 }
