@@ -49,10 +49,10 @@ export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
 export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
 BPF := $(wildcard bpf/*/*.c bpf/*/*.h bpf/*/*/*.h)
-REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c)
+REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c modules/*/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal lab research)
 GENERATED := bin/.generated
-SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh $(wildcard packaging/scripts/* docs/examples/*/*.sh)
+SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh modules/build.sh $(wildcard packaging/scripts/* docs/examples/*/*.sh)
 
 ##@ Use
 .PHONY: demo
@@ -67,8 +67,12 @@ build: generate ## build bin/segue and bin/segue-lab
 	@echo 'build: bin/segue and bin/segue-lab'
 	@set -o pipefail; go build -v -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue ./cmd/segue-lab 2>&1 | $(PROGRESS)
 
+.PHONY: modules
+modules: setup-modules ## build the modules for this machine's Apache and nginx in bin/modules
+	modules/build.sh
+
 .PHONY: package
-package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if not the machine's
+package: setup-modules generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if not the machine's
 	GOARCH='$(ARCH)' VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
 
 ##@ Develop
@@ -143,13 +147,15 @@ help: ## show this list
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } \
 		/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: setup-build setup-demo setup-test setup-lint setup-mediawiki
+.PHONY: setup-build setup-demo setup-test setup-modules setup-lint setup-mediawiki
 setup-build:
 	@$(SETUP) build
 setup-demo:
 	@$(SETUP) build demo
 setup-test:
-	@$(SETUP) build demo test
+	@$(SETUP) build demo test modules
+setup-modules:
+	@$(SETUP) modules
 setup-lint:
 	@$(SETUP) build lint
 setup-mediawiki:

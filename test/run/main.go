@@ -68,7 +68,7 @@ var tiers = []tier{
 	},
 	{
 		name:     "e2e", // tests with networks of namespaces
-		packages: []string{"lab", "test/e2e"},
+		packages: []string{"lab", "test/e2e", "test/modules"},
 		// More tests run at a time than there are cores, because most of them wait. But only one package
 		// runs at a time: some of its tests compare the state of the machine before and after themselves.
 		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=6", "-skip=" + longTests},
