@@ -84,6 +84,7 @@ func (n *Node) apacheCommand() []string {
 type apacheFiles struct {
 	serverFiles
 	ApacheServers
+	loadModule
 	Scoreboard string
 	WorkScript string // uses as much CPU time as a request asks for
 
@@ -94,12 +95,18 @@ type apacheFiles struct {
 	WikiPath  string // the path of these programs in URLs
 }
 
-// writeApacheConfig writes the files that the node's Apache reads.
-func (n *Node) writeApacheConfig() error {
-	files := apacheFiles{
+// apacheFiles returns the values for the node's Apache. Those of MediaWiki are empty.
+func (n *Node) apacheFiles() apacheFiles {
+	return apacheFiles{
 		serverFiles: n.serverFiles(), ApacheServers: n.lab.Topology.Apache,
+		loadModule: n.loadModule("mod_segue_load.so", "/usr/lib/apache2/modules"),
 		Scoreboard: n.scoreboard(), WorkScript: n.configPath("work.lua"),
 	}
+}
+
+// writeApacheConfig writes the files that the node's Apache reads.
+func (n *Node) writeApacheConfig() error {
+	files := n.apacheFiles()
 	if n.Application == MediaWiki {
 		module, err := phpModule()
 		if err != nil {

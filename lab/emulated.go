@@ -172,6 +172,9 @@ func (n *Node) emulatedCommand(laboratory string) []string {
 		// Tests keep connections open while they rearrange the lab.
 		"--idle-timeout", "1h",
 	}
+	if pin := n.LoadPin(); pin != "" {
+		args = append(args, "--load", pin)
+	}
 	for _, port := range n.httpPorts() {
 		args = append(args, "--listen", fmt.Sprintf(":%d", port))
 	}

@@ -35,8 +35,9 @@ type Lab struct {
 	Processes []*Process
 	// delay is the process that keeps back packets. It runs on the fabric while the lab reorders
 	// packets. It is not in Processes.
-	delay    *Process
-	progress func(string)
+	delay      *Process
+	laboratory string // the segue-lab executable
+	progress   func(string)
 }
 
 // Options has the executables of a lab's processes, and a function that gets its messages. Options
@@ -60,7 +61,10 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 	if options.Progress == nil {
 		options.Progress = func(string) {}
 	}
-	l := &Lab{Name: topology.Name, Topology: topology, progress: options.Progress}
+	l := &Lab{
+		Name: topology.Name, Topology: topology, laboratory: options.Laboratory,
+		progress: options.Progress,
+	}
 	for _, spec := range topology.Specs() {
 		l.Nodes = append(l.Nodes, &Node{Spec: spec, lab: l})
 	}
@@ -188,6 +192,9 @@ func (l *Lab) build(ctx context.Context) error {
 			step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
 	}
 	if err := mountBPFFS(l.Name); err != nil {
+		return err
+	}
+	if err := l.makeLoadPins(); err != nil {
 		return err
 	}
 	for _, step := range steps {

@@ -210,6 +210,9 @@ func (n *Node) agentService(s Service) desired.AgentService {
 	case desired.LoadSharedMemory:
 		service.Load.Path = cmp.Or(service.Load.Path, n.LoadFile())
 		service.Load.Capacity = cmp.Or(service.Load.Capacity, n.capacity(service.Accept))
+	case desired.LoadSharedMap:
+		service.Load.Path = cmp.Or(service.Load.Path, n.LoadPin())
+		service.Load.Capacity = cmp.Or(service.Load.Capacity, n.capacity(service.Accept))
 	}
 	return service
 }
@@ -326,7 +329,19 @@ func (n *Node) writeApplicationConfig() error {
 	case MediaWiki:
 		return errors.Join(n.writeApacheConfig(), n.writeMediaWikiConfig())
 	}
-	return n.writeConfig("nginx.conf", n.serverFiles())
+	return n.writeConfig("nginx.conf", n.nginxFiles())
+}
+
+// nginxFiles has the values that the template nginx.conf uses.
+type nginxFiles struct {
+	serverFiles
+	loadModule
+}
+
+func (n *Node) nginxFiles() nginxFiles {
+	return nginxFiles{
+		n.serverFiles(), n.loadModule("ngx_http_segue_load_module.so", "/usr/lib/nginx/modules"),
+	}
 }
 
 // serverFiles has the values that the configurations of all HTTP servers use.

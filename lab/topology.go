@@ -108,8 +108,8 @@ type Service struct {
 	SlowStart *time.Duration    `yaml:"slow-start,omitempty"`
 	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
 	// Load has further defaults: the source apache-scoreboard has the path and the number of
-	// workers of the lab's Apache, and the source shared-memory has the path of the server's
-	// application.
+	// workers of the lab's Apache, and the sources shared-memory and shared-map have the path of the
+	// server's application. With shared-map, Apache and nginx use Segue's modules.
 	Accept   desired.Accept   `yaml:"accept,omitempty"`
 	Load     desired.Source   `yaml:"load,omitempty"`
 	NotLocal desired.NotLocal `yaml:"not-local,omitempty"`

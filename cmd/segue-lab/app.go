@@ -65,8 +65,9 @@ server.`,
 	flags.Uint64Var(&c.Demand.Seed, "seed", 1, "`number` that seeds the work that is drawn")
 	flags.StringVar(&f.colocated, "colocated", "",
 		"`schedule` of co-located work, which takes a share of the cores, such as 50%@60s,0%@120s")
-	flags.StringVar(&c.Load, "load", "",
-		"`file` in which to report the number of busy workers (load source shared-memory)")
+	flags.StringSliceVar(&c.Loads, "load", nil,
+		"`file` in which to report the number of busy workers (load source shared-memory), or pin of a "+
+			"map (shared-map); may be given several times")
 	flags.StringVar(&c.Files, "files", "", "`folder` with files that are served without work")
 	flags.StringVar(&c.Uploads, "uploads", "", "`folder` in which PUT /upload/NAME stores files")
 	flags.StringVar(&c.Control, "control", "",

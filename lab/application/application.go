@@ -42,9 +42,9 @@ type Config struct {
 	Processors processor.Config
 	Demand     Demand
 	Colocated  Schedule // of co-located work; its times count from the server's start
-	// Load is the file in which the server reports how many workers it has, and how many of them
-	// are busy (package loadshm). If it is empty, the server reports nothing.
-	Load string
+	// Loads are the files and the pins of maps in which the server reports how many workers it has,
+	// and how many of them are busy (package loadshm).
+	Loads []string
 	// Files is a folder with files that are served without work. If it is empty, no files are
 	// served.
 	Files string
@@ -84,7 +84,7 @@ type Server struct {
 	demand     *drawer
 	processors *processors
 	workers    *workers
-	load       *loadshm.Reporter // nil if the server does not report
+	loads      []*loadshm.Reporter
 	listeners  []*listener
 	control    net.Listener // nil if there is none
 	requests   atomic.Uint64
@@ -106,12 +106,14 @@ func New(ctx context.Context, c Config) (server *Server, err error) {
 	if s.processors, err = newProcessors(c.Processors); err != nil {
 		return nil, err
 	}
-	if c.Load != "" {
-		if s.load, err = loadshm.Open(c.Load, uint32(c.Workers)); err != nil {
+	for _, path := range c.Loads {
+		load, err := loadshm.Open(path, uint32(c.Workers))
+		if err != nil {
 			return nil, fmt.Errorf("load: %w", err)
 		}
+		s.loads = append(s.loads, load)
 	}
-	s.workers = newWorkers(c.Workers, s.load)
+	s.workers = newWorkers(c.Workers, s.loads)
 	for _, address := range c.Listen {
 		l, err := listen(ctx, address, c.Backlog, s.workers)
 		if err != nil {
@@ -141,8 +143,8 @@ func (s *Server) Close() error {
 	if s.processors != nil {
 		errs = append(errs, s.processors.close())
 	}
-	if s.load != nil {
-		errs = append(errs, s.load.Close())
+	for _, load := range s.loads {
+		errs = append(errs, load.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -51,7 +51,7 @@ func start(t *testing.T, change func(*Config)) *testServer {
 	c := Config{
 		Name: "s1", Listen: []string{"127.0.0.1:80"}, Backlog: 128, Workers: 32,
 		Processors: processor.Config{Cores: 2, Speed: 1}, Control: "127.0.0.1:81", Idle: patience,
-		Load: filepath.Join(t.TempDir(), "load"),
+		Loads: []string{filepath.Join(t.TempDir(), "load")},
 	}
 	if change != nil {
 		change(&c)
@@ -183,7 +183,7 @@ func (s *testServer) queued() (length int) {
 func (s *testServer) requireLoad(want load.Load) {
 	s.t.Helper()
 	eventually(s.t, func() error {
-		got, err := load.NewSharedMemory(s.config.Load).Read()
+		got, err := load.NewSharedMemory(s.config.Loads[0]).Read()
 		if err == nil && got != want {
 			err = fmt.Errorf("the load is %+v, want %+v", got, want)
 		}
@@ -385,7 +385,7 @@ func TestStop(t *testing.T) {
 			t.Errorf("the server has ended, and a connection reads %d bytes", n)
 		}
 	}
-	if _, err := load.NewSharedMemory(s.config.Load).Read(); !errors.Is(err, loadshm.ErrNobody) {
+	if _, err := load.NewSharedMemory(s.config.Loads[0]).Read(); !errors.Is(err, loadshm.ErrNobody) {
 		t.Errorf("the server has ended, and the load is read with %v", err)
 	}
 	if _, err := s.dial(t.Context(), "tcp", "127.0.0.1:80"); !errors.Is(err, unix.ECONNREFUSED) {
@@ -499,7 +499,7 @@ func TestConfigIsChecked(t *testing.T) {
 		{func(c *Config) { c.Workers = 0 }, "workers 0: must be 1 to 65536"},
 		{func(c *Config) { c.Idle = 0 }, "idle-timeout 0s: must be positive"},
 		{func(c *Config) { c.Processors.Cores = 0 }, "cores 0: must be 1 to 1024"},
-		{func(c *Config) { c.Load = t.TempDir() }, "load: open "},
+		{func(c *Config) { c.Loads = []string{t.TempDir()} }, "load: open "},
 		{func(c *Config) { c.Listen = []string{"nowhere"} }, "listen tcp: address nowhere: missing port"},
 		{func(c *Config) { c.Control = "nowhere" }, "control: listen tcp: address nowhere: missing port"},
 	} {

@@ -21,15 +21,15 @@ import (
 // MPM prefork do. Connections that arrive while all workers are busy wait in the kernel's accept
 // queue.
 type workers struct {
-	free        chan struct{}     // has an element for each idle worker
-	load        *loadshm.Reporter // reports the number of busy workers; may be nil
-	connections atomic.Uint64     // accepted so far
-	busy        sync.WaitGroup    // counts the busy workers
+	free        chan struct{}       // has an element for each idle worker
+	loads       []*loadshm.Reporter // report the number of busy workers
+	connections atomic.Uint64       // accepted so far
+	busy        sync.WaitGroup      // counts the busy workers
 }
 
-// newWorkers returns the given number of idle workers. load may be nil.
-func newWorkers(count int, load *loadshm.Reporter) *workers {
-	w := &workers{free: make(chan struct{}, count), load: load}
+// newWorkers returns the given number of idle workers.
+func newWorkers(count int, loads []*loadshm.Reporter) *workers {
+	w := &workers{free: make(chan struct{}, count), loads: loads}
 	for range count {
 		w.free <- struct{}{}
 	}
@@ -40,15 +40,15 @@ func newWorkers(count int, load *loadshm.Reporter) *workers {
 func (w *workers) begin() {
 	w.busy.Add(1)
 	w.connections.Add(1)
-	if w.load != nil {
-		w.load.Begin()
+	for _, load := range w.loads {
+		load.Begin()
 	}
 }
 
 // end makes the worker of a closed connection idle again.
 func (w *workers) end() {
-	if w.load != nil {
-		w.load.End()
+	for _, load := range w.loads {
+		load.End()
 	}
 	w.free <- struct{}{}
 	w.busy.Done()

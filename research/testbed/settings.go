@@ -264,7 +264,7 @@ func (c Case) service(i int, s settings) lab.Service {
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
 		Placement:     c.Placement, Selection: c.Selection, Persistence: c.Persistence, Candidates: c.Candidates,
 		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, BucketHash: c.BucketHash,
-		Accept: c.accept(s), Load: c.Source,
+		Accept: c.accept(s), Load: c.source(s),
 	}
 	needsLoad := c.Placement == desired.PlacementHunt || c.Placement.Polls()
 	switch {
@@ -272,12 +272,21 @@ func (c Case) service(i int, s settings) lab.Service {
 	case s.Kind == KindDay:
 		service.Load = desired.Source{Kind: desired.LoadApache}
 	default:
-		service.Load = desired.Source{
-			Kind:     desired.LoadSharedMemory,
-			Interval: max(s.byTheClock(readInterval), shortestInterval),
-		}
+		service.Load = Case{Source: desired.Source{Kind: desired.LoadSharedMemory}}.source(s)
 	}
 	return service
+}
+
+// source returns the load source of the case, with its interval by the clock.
+func (c Case) source(s settings) desired.Source {
+	source := c.Source
+	if source.Kind == desired.LoadSharedMemory {
+		source.Interval = cmp.Or(source.Interval, readInterval)
+	}
+	if source.Interval != 0 {
+		source.Interval = max(s.byTheClock(source.Interval), shortestInterval)
+	}
+	return source
 }
 
 // accept returns the accept policy of the case, with times by the clock. The window of the policy

@@ -166,13 +166,20 @@ func (p planned) spec() placement.Spec {
 		}
 		return spec
 	case c.Placement == desired.PlacementHunt && c.policy() == desired.AcceptLeast &&
-		c.Source == (desired.Source{}): // its capacity is the number of cores, as in the simulator
+		c.hasCoresAsCapacity():
 		spec := &placement.Least{}
 		p.setHunt(&spec.Hunt)
 		p.setReports(spec)
 		return spec
 	}
 	return nil
+}
+
+// hasCoresAsCapacity tells whether the servers' capacities are their numbers of cores, as in the
+// simulator.
+func (c Case) hasCoresAsCapacity() bool {
+	reported := []desired.LoadSource{"", desired.LoadSharedMemory, desired.LoadSharedMap}
+	return slices.Contains(reported, c.Source.Kind) && c.Source.Capacity == 0
 }
 
 // proxy returns the simulator's placement for a case with a proxy: a proxy knows its own requests,
