@@ -52,7 +52,7 @@ BPF := $(wildcard bpf/*/*.c bpf/*/*.h bpf/*/*/*.h)
 REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c modules/*/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal lab research)
 GENERATED := bin/.generated
-SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh modules/build.sh $(wildcard packaging/scripts/* docs/examples/*/*.sh)
+SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh modules/build.sh packaging/modules.sh $(wildcard packaging/modules/*-p*) $(wildcard packaging/scripts/* docs/examples/*/*.sh)
 
 ##@ Use
 .PHONY: demo
@@ -68,11 +68,12 @@ build: generate ## build bin/segue and bin/segue-lab
 	@set -o pipefail; go build -v -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue ./cmd/segue-lab 2>&1 | $(PROGRESS)
 
 .PHONY: modules
-modules: setup-modules ## build the modules for this machine's Apache and nginx in bin/modules
+modules: setup-modules ## build the modules for this machine's Apache and nginx, and their packages, in bin/
 	modules/build.sh
+	VERSION='$(VERSION)' packaging/modules.sh
 
 .PHONY: package
-package: setup-modules generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if not the machine's
+package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if not the machine's
 	GOARCH='$(ARCH)' VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
 
 ##@ Develop
@@ -155,7 +156,7 @@ setup-demo:
 setup-test:
 	@$(SETUP) build demo test modules
 setup-modules:
-	@$(SETUP) modules
+	@$(SETUP) build modules
 setup-lint:
 	@$(SETUP) build lint
 setup-mediawiki:

@@ -34,21 +34,25 @@ var making sync.Mutex
 
 // debianRoot returns a bare Debian root with systemd, which must not be changed. It skips the test
 // if it cannot make one.
-func debianRoot(t *testing.T, suite string) string {
+func debianRoot(t *testing.T, suite string) string { return debianRootWith(t, suite, suite) }
+
+// debianRootWith returns a Debian root with systemd and further packages, whose name is that of this
+// set of packages.
+func debianRootWith(t *testing.T, suite, name string, packages ...string) string {
 	t.Helper()
 	testhost.NeedCommand(t, "debootstrap", "debootstrap")
 	making.Lock()
 	defer making.Unlock()
-	root, err := filepath.Abs(filepath.Join(rootsDir, suite))
+	root, err := filepath.Abs(filepath.Join(rootsDir, name))
 	must(t, err)
 	if _, err := os.Stat(root); err == nil {
 		return root
 	}
 	must(t, os.MkdirAll(filepath.Dir(root), 0o755))
-	partial, err := os.MkdirTemp(filepath.Dir(root), suite+".new")
+	partial, err := os.MkdirTemp(filepath.Dir(root), name+".new")
 	must(t, err)
 	defer os.RemoveAll(partial)
-	args := []string{"--variant=minbase", "--include=dbus,systemd,systemd-sysv", suite, partial}
+	args := []string{"--variant=minbase", "--include=" + strings.Join(append(packages, "dbus", "systemd", "systemd-sysv"), ","), suite, partial}
 	if mirror := aptMirror(); mirror != "" {
 		args = append(args, mirror)
 	}
