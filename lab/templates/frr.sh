@@ -1,5 +1,7 @@
 {{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
-# Start bgpd only when zebra listens. Otherwise bgpd tries again only after ten seconds.
+# Start bgpd only when zebra listens. Otherwise bgpd tries again only after ten seconds. The socket of
+# a zebra that has ended would look like one that listens.
+rm -f {{.Dir}}/zserv.api
 {{.FRR}}/zebra -f {{.Dir}}/../conf/edge-zebra.conf -i {{.Dir}}/zebra.pid -z {{.Dir}}/zserv.api \
     --vty_socket {{.Dir}} -P 0 --log stdout &
 until [ -S {{.Dir}}/zserv.api ]; do
