@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"text/template"
 
 	"github.com/segue-lb/segue/internal/atomicfile"
@@ -243,8 +244,36 @@ var templateFiles embed.FS
 // because a configuration file with the zero value of a field often means something else than one
 // without the field.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"quote": strconv.Quote,
+	"quote": strconv.Quote, "attributes": attributeLines,
 }).ParseFS(templateFiles, "templates/*"))
+
+// attributeLines returns the lines of a balancer's configuration file with attributes of BGP routes.
+// The argument is a desired.RouteAttributes, or a pointer to one.
+func attributeLines(indent string, of any) (text string, err error) {
+	a, ok := of.(desired.RouteAttributes)
+	if p, isPointer := of.(*desired.RouteAttributes); isPointer {
+		a, ok = *p, true
+	}
+	if !ok {
+		return "", fmt.Errorf("attributes of a %T", of)
+	}
+	for _, field := range []struct {
+		name  string
+		value *uint32
+	}{{"prepend", a.Prepend}, {"med", a.MED}, {"local-pref", a.LocalPref}} {
+		if field.value != nil {
+			text += fmt.Sprintf("\n%s%s: %d", indent, field.name, *field.value)
+		}
+	}
+	if len(a.Communities) > 0 {
+		var quoted []string
+		for _, c := range a.Communities {
+			quoted = append(quoted, strconv.Quote(string(c)))
+		}
+		text += fmt.Sprintf("\n%scommunities: [%s]", indent, strings.Join(quoted, ", "))
+	}
+	return text, nil
+}
 
 // WriteBalancerConfig replaces the balancer's configuration file. The balancer reads the file at
 // its start, and in Process.Reload.

@@ -697,18 +697,29 @@ func TestConfigTemplates(t *testing.T) {
 			Path: "/", Port: 443, Host: "a", Status: "200, 204", Body: "\"", Verify: true,
 		},
 	}
+	attributes := desired.RouteAttributes{
+		Prepend: new(uint32(2)), MED: new(uint32(0)), LocalPref: new(uint32(100)),
+		Communities: []desired.Community{"1:2", "no-export", "1:2:3"},
+	}
 	full.BGP = &desired.BGP{
 		ASN: 64600, RouterID: netip.MustParseAddr("192.0.2.1"), Listen: 179, RestartTime: time.Minute,
-		HoldDown: time.Second, DrainDelay: 2 * time.Second, Communities: []desired.Community{"1:2", "no-export"},
+		HoldDown: time.Second, DrainDelay: 2 * time.Second, RouteAttributes: attributes,
+		Aggregates: []desired.Aggregate{
+			{Prefix: netip.MustParsePrefix("203.0.113.0/24"), SummaryOnly: true, RouteAttributes: attributes},
+			{Prefix: netip.MustParsePrefix("2001:db8:80::/48")},
+		},
+		Drain:    &attributes,
 		NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")},
 		Peers: []desired.BGPPeer{
 			{Address: netip.MustParseAddr("192.0.2.3"), ASN: 64512},
 			{Address: netip.MustParseAddr("2001:db8::3"), ASN: 64512, Port: 1179, PasswordFile: "/key",
 				HoldTime: 3 * time.Second, Multihop: 2, TTLSecurity: true,
 				Families: []desired.Family{desired.IPv4, desired.IPv6}},
+			{Address: netip.MustParseAddr("fe80::1"), Interface: "eth1", ASN: 64512},
+			{Interface: "eth2", ASN: 64512},
 		},
 	}
-	s.BGP = &desired.ServiceBGP{Announce: desired.AnnounceUsable, Communities: []desired.Community{"1:2:3"}}
+	s.BGP = &desired.ServiceBGP{Announce: desired.AnnounceUsable, RouteAttributes: attributes}
 	agent := l.Node("s1").AgentConfig()
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
 	epsilon := 0.25

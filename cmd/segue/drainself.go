@@ -27,7 +27,8 @@ type selfClient interface {
 	ChangeSelf(context.Context, api.SelfChange) (*api.SelfState, error)
 }
 
-// drainSelf withdraws the routes of a balancer, and waits until no packets arrive any more.
+// drainSelf withdraws the routes of a balancer, or makes them less preferred, and waits until no
+// packets arrive any more.
 func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	client, err := balancerOn(ctx, o.instance)
 	if err != nil {
@@ -59,7 +60,7 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if before.Drained {
 		fmt.Fprintln(out, "the balancer is drained already")
 	} else {
-		fmt.Fprintf(out, "the balancer is drained: %s withdrawn\n", wording.Count(announcedRoutes(before.BGP), "route"))
+		fmt.Fprintf(out, "the balancer is drained: %s\n", drainEffect(before.BGP))
 	}
 	warnOfDeafPeers(out, state.BGP)
 	if !o.wait {
@@ -77,9 +78,17 @@ func previewDrain(out io.Writer, state *api.SelfState) error {
 		_, err := fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
-	routes := wording.Count(announcedRoutes(state.BGP), "route")
-	_, err := fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", routes)
+	_, err := fmt.Fprintf(out, "dry run: the balancer is drained: %s\n", drainEffect(state.BGP))
 	return err
+}
+
+// drainEffect says what a drain does to the announced routes of a balancer.
+func drainEffect(state *bgp.State) string {
+	routes := wording.Count(announcedRoutes(state), "route")
+	if state != nil && state.DrainShifts {
+		return routes + " less preferred"
+	}
+	return routes + " withdrawn"
 }
 
 // announcedRoutes returns how many routes are announced: 0 if state is nil (without BGP).

@@ -70,7 +70,7 @@ func TestMessagesInIncidents(t *testing.T) {
 	messages := messageInText.FindAllStringSubmatch(string(text), -1)
 	messages = append(messages, warningInText.FindAllStringSubmatch(string(text), -1)...)
 	for _, more := range []string{ // texts of incidents.md that neither pattern matches
-		"HEALTH CHECKS ARE IGNORED", "NOT RUNNING, the data path keeps working", "no service of the VIP can serve",
+		"HEALTH CHECKS ARE IGNORED", "NOT RUNNING, the data path keeps working", "none of its services can serve",
 		"held down after a withdrawal", "waits for the store", "only the default route is left", "is already running", "were made with other limits, or by another build",
 		"belongs to the user %s", "start it by systemctl start segue-lb (or segue-agent), or without the package by segue lb", "it runs %s", "was changed, and not reloaded", "no native XDP: attached in generic mode",
 	} {

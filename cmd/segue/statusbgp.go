@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -50,7 +51,7 @@ func readBGP(ctx context.Context, instance string) *bgp.State {
 
 // whyNotAnnounced has a text for each reason that is worth a warning. A drain has its own warning.
 var whyNotAnnounced = map[bgp.Reason]string{
-	bgp.NotServed: "no service of the VIP can serve",
+	bgp.NotServed: "none of its services can serve",
 	bgp.Unchecked: "no server has passed a health check yet",
 	bgp.NoPeer:    "no peer takes routes of its family",
 	bgp.HeldDown:  "held down after a withdrawal",
@@ -63,12 +64,16 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	}
 	fmt.Fprintf(out, "\nbgp: AS %d, router ID %s\n", s.ASN, s.RouterID)
 	if s.Drained != nil {
-		fmt.Fprintf(out, "BALANCER IS DRAINED since %s: no route is announced (segue undrain --self)\n",
-			s.Drained.Format(time.RFC3339))
+		effect := "no route is announced"
+		if s.DrainShifts {
+			effect = "its routes are less preferred"
+		}
+		fmt.Fprintf(out, "BALANCER IS DRAINED since %s: %s (segue undrain --self)\n",
+			s.Drained.Format(time.RFC3339), effect)
 	}
 	for _, r := range s.Routes {
 		if r.IsAnnouncedToNobody() {
-			fmt.Fprintf(out, "ANNOUNCED TO NOBODY: %s: no peer has a session: %s\n",
+			fmt.Fprintf(out, "ANNOUNCED TO NOBODY: %s: no peer that takes it has a session: %s\n",
 				r.Prefix, strings.Join(r.Services, ", "))
 		}
 		if why := whyNotAnnounced[r.Reason]; why != "" {
@@ -87,7 +92,11 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 				keeps = "yes"
 			}
 		}
-		table.row(p.Address, strconv.FormatUint(uint64(p.ASN), 10), state, ago(p.Since),
+		address := p.Address
+		if p.Neighbor != "" {
+			address += " (" + p.Neighbor + ")"
+		}
+		table.row(address, strconv.FormatUint(uint64(p.ASN), 10), state, ago(p.Since),
 			prefixes, holdTime, keeps, p.Reason)
 	}
 	if err := table.Flush(); err != nil {
@@ -95,17 +104,29 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	}
 	fmt.Fprintln(out)
 	table = newTable(out)
-	table.row("route", "announced", "for", "communities", "services")
+	table.row("route", "announced", "for", "attributes", "services")
 	for _, r := range s.Routes {
 		announced := fmt.Sprintf("yes, to %d of %s", r.Established, wording.Count(r.Peers, "peer"))
 		if !r.Announced {
 			announced = "NO"
 		}
-		communities := strings.Join(r.Communities, " ")
-		if communities == "" {
-			communities = "-"
-		}
-		table.row(r.Prefix, announced, ago(r.Since), communities, strings.Join(r.Services, ", "))
+		table.row(r.Prefix, announced, ago(r.Since), attributesOf(&r), strings.Join(r.Services, ", "))
 	}
 	return table.Flush()
+}
+
+// attributesOf returns the attributes of a route in one line.
+func attributesOf(r *bgp.Route) string {
+	var all []string
+	if r.Prepend > 0 {
+		all = append(all, fmt.Sprintf("prepend=%d", r.Prepend))
+	}
+	if r.MED != nil {
+		all = append(all, fmt.Sprintf("med=%d", *r.MED))
+	}
+	if r.LocalPref != nil {
+		all = append(all, fmt.Sprintf("local-pref=%d", *r.LocalPref))
+	}
+	all = append(all, r.Communities...)
+	return cmp.Or(strings.Join(all, " "), "-")
 }

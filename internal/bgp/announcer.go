@@ -14,7 +14,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -37,28 +36,25 @@ type Announcer struct {
 	requests   chan request
 	ended      chan struct{} // closed when nobody takes requests any more
 	speaker    *speaker
-	events     *events.Stream // nil: nobody follows them
+	links      map[string]func() // the functions that stop the links, by interface
+	heard      chan heard        // from these links
+	usable     map[string]bool   // the links that could be used, by interface
+	events     *events.Stream    // nil: nobody follows them
 
 	attempt time.Duration // longestAttempt, except in tests
 	retry   time.Duration // routeRetry, except in tests
 
 	mu      sync.Mutex
-	state   State // without Peers and Routes
-	peers   map[netip.Addr]*peerState
-	routes  map[netip.Addr]*routeState
+	state   State                 // without Peers and Routes
+	peers   map[string]*peerState // by name
+	routes  map[netip.Prefix]*routeState
 	stopped bool
 }
 
-// peerState is the state of a peer's session.
-type peerState struct {
-	Peer
-	opened time.Time // when the speaker began to open the session; mu does not guard it
-}
-
-// routeState is a VIP's route and its history.
+// routeState is the route of a VIP or of an aggregate, and its history.
 type routeState struct {
 	Route
-	vip     *vip
+	of      *destination
 	sent    route // as it was announced last
 	damping damping
 }
@@ -104,9 +100,10 @@ func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Log
 		requests: make(chan request), ended: make(chan struct{}), attempt: longestAttempt, retry: routeRetry,
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
-			DrainDelay: plan.bgp.DrainDelay.Seconds(),
+			DrainDelay: plan.bgp.DrainDelay.Seconds(), DrainShifts: plan.bgp.Drain != nil,
 		},
-		peers: map[netip.Addr]*peerState{}, routes: map[netip.Addr]*routeState{},
+		peers: map[string]*peerState{}, routes: map[netip.Prefix]*routeState{},
+		links: map[string]func(){}, heard: make(chan heard), usable: map[string]bool{},
 	}
 	if !forwarding.EndsWithProcess {
 		// On an error, preserved is false, and peers remove the routes until they get new ones.
@@ -151,10 +148,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 	if a.forwarding.EndsWithProcess {
 		a.log.Warn("the data path ends with the process: bgp peers remove the routes whenever it ends")
 	}
-	if a.state.Drained != nil {
-		a.log.Warn("the balancer is drained: no route is announced", "since", *a.state.Drained,
-			"undrain", "segue undrain --self")
-	}
+	a.warnOfDrain()
 	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
 	noPeers := &Plan{bgp: &desired.BGP{}}
 	if err := a.follow(ctx, noPeers); err != nil { // begins to open all sessions
@@ -175,11 +169,27 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 		case a.services = <-services:
 		case event := <-a.speaker.events:
 			a.takeEvent(ctx, event)
+		case h := <-a.heard:
+			a.takeHeard(ctx, h)
 		case r := <-a.requests:
 			r.result <- r.do(ctx)
 		case <-timer.C:
 		}
 		due = a.update(time.Now())
+	}
+}
+
+// warnOfDrain logs that the balancer is drained since an earlier process.
+func (a *Announcer) warnOfDrain() {
+	const undrain = "segue undrain --self"
+	switch {
+	case a.state.Drained == nil:
+	case a.plan.bgp.Drain != nil:
+		a.log.Warn("the balancer is drained: its routes are less preferred", "since", *a.state.Drained,
+			"undrain", undrain)
+	default:
+		a.log.Warn("the balancer is drained: no route is announced", "since", *a.state.Drained,
+			"undrain", undrain)
 	}
 }
 
@@ -191,53 +201,17 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// longestAttempt is how long a session may take to be established. It is much longer than a router
-// takes, and much shorter than the time for which peers keep routes. A router may accept a
-// connection and then say nothing, for example because it has lost it. For such a router, the
-// library itself would wait four minutes.
-const longestAttempt = 20 * time.Second
-
 // routeRetry is the time until an announcement or withdrawal that the library has refused is tried
 // again. It is tried earlier if the services change.
 const routeRetry = time.Minute
-
-// openAnew opens those sessions anew that take too long to be established. It returns when it must
-// be called again, or zero if all sessions are established.
-func (a *Announcer) openAnew(ctx context.Context, now time.Time) (next time.Time) {
-	for i := range a.plan.bgp.Peers {
-		p := &a.plan.bgp.Peers[i]
-		state := a.peers[p.Address] // only this goroutine changes it
-		if state.IsEstablished() {
-			continue
-		}
-		if !now.Before(state.opened.Add(a.attempt)) {
-			a.reopen(ctx, p)
-		}
-		next = earlier(next, state.opened.Add(a.attempt))
-	}
-	return next
-}
-
-// reopen ends the attempt to open the session with a peer, and begins another one. It does nothing
-// if the session has just been established and the event about that is still to come: the end of an
-// established session would make the peer remove the routes.
-func (a *Announcer) reopen(ctx context.Context, p *desired.BGPPeer) {
-	a.peers[p.Address].opened = time.Now()
-	sessions, err := a.speaker.sessions(ctx)
-	if _, isEstablished := sessions[p.Address]; isEstablished {
-		return
-	}
-	err = errors.Join(err, a.speaker.removePeer(ctx, p.Address),
-		a.speaker.addPeer(ctx, p, a.plan.passwords[p.Address], a.preserved))
-	if err != nil {
-		a.log.Error("bgp session cannot be opened again", "peer", p.Address, "error", err)
-	}
-}
 
 // stop ends the sessions. From then on, State does not ask the speaker. Peers keep the routes if
 // the data path goes on without the process, or if stop cannot find that out. They remove the
 // routes if the data path ends with the process, or is gone because its interface was removed.
 func (a *Announcer) stop() {
+	for _, stop := range a.links {
+		stop()
+	}
 	a.mu.Lock()
 	a.stopped = true
 	a.mu.Unlock()
@@ -250,7 +224,18 @@ func (a *Announcer) stop() {
 	case !works:
 		a.log.Error("the data path is gone: bgp peers are told to remove the routes")
 	}
-	a.speaker.stop(works && !a.forwarding.EndsWithProcess)
+	// A drained balancer may be stopped for good. So peers do not keep its routes, which shift traffic
+	// only while there are others (RFC 8326, section 4).
+	a.speaker.stop(works && !a.forwarding.EndsWithProcess && a.drain() == nil)
+}
+
+// drain returns the attributes that routes have because the balancer is drained. It returns nil if
+// the balancer is not drained, or if the drain withdraws the routes.
+func (a *Announcer) drain() *desired.RouteAttributes {
+	if a.state.Drained == nil {
+		return nil
+	}
+	return a.plan.bgp.Drain
 }
 
 var errEnded = errors.New("the announcer has ended")
@@ -277,84 +262,10 @@ func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
 		before := a.plan
 		a.plan = plan
 		a.mu.Lock()
-		a.state.DrainDelay = plan.bgp.DrainDelay.Seconds()
+		a.state.DrainDelay, a.state.DrainShifts = plan.bgp.DrainDelay.Seconds(), plan.bgp.Drain != nil
 		a.mu.Unlock()
 		return a.follow(ctx, before)
 	})
-}
-
-// follow gives the speaker the peers of the present plan in place of those of before, the earlier
-// plan. It does not touch peers whose configuration and password are the same in both plans.
-func (a *Announcer) follow(ctx context.Context, before *Plan) error {
-	old := map[netip.Addr]desired.BGPPeer{}
-	for _, p := range before.bgp.Peers {
-		old[p.Address] = p
-	}
-	var problems error
-	for i := range a.plan.bgp.Peers {
-		p := &a.plan.bgp.Peers[i]
-		password := a.plan.passwords[p.Address]
-		was, exists := old[p.Address]
-		delete(old, p.Address)
-		if exists && reflect.DeepEqual(was, *p) && password == before.passwords[p.Address] {
-			continue // nothing has changed: the session continues
-		}
-		if exists {
-			a.log.Info("bgp session is reset: the configuration of the peer has changed", "peer", p.Address)
-			problems = errors.Join(problems, a.speaker.removePeer(ctx, p.Address))
-		}
-		problems = errors.Join(problems, a.speaker.addPeer(ctx, p, password, a.preserved))
-		a.mu.Lock()
-		now := time.Now()
-		a.peers[p.Address] = &peerState{
-			Peer{Address: p.Address.String(), ASN: p.ASN, State: down, Since: now}, now,
-		}
-		a.mu.Unlock()
-	}
-	for address := range old { // the peers that the present plan no longer has
-		problems = errors.Join(problems, a.speaker.removePeer(ctx, address))
-		a.mu.Lock()
-		delete(a.peers, address)
-		a.mu.Unlock()
-		a.log.Info("bgp peer is removed", "peer", address)
-	}
-	return problems
-}
-
-// takeEvent records a change of a session's state. When a session has ended, takeEvent opens it
-// anew by reopen, which removes the peer and adds it again: the library asks a peer to keep the
-// routes only in the first session after the peer was added.
-func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
-	a.mu.Lock()
-	p := a.peers[e.peer]
-	if p == nil || p.IsEstablished() == e.isEstablished { // a removed peer, or nothing new
-		a.mu.Unlock()
-		return
-	}
-	e.keepsRoutes = e.keepsRoutes && !a.forwarding.EndsWithProcess
-	p.Since, p.State, p.KeepsRoutes = time.Now(), down, e.keepsRoutes && e.isEstablished
-	if e.isEstablished {
-		p.State = established
-		p.Sessions++
-	} else {
-		p.Reason = e.reason
-	}
-	a.mu.Unlock()
-	if e.isEstablished {
-		a.events.Publish(events.Event{Kind: events.SessionUp, Peer: e.peer.String()})
-		a.log.Info("bgp session established", "peer", e.peer, "asn", p.ASN)
-		if !e.keepsRoutes && !a.forwarding.EndsWithProcess {
-			a.log.Warn("bgp peer does not support graceful restarts: it removes the routes whenever the "+
-				"process restarts", "peer", e.peer)
-		}
-		return
-	}
-	a.events.Publish(events.Event{Kind: events.SessionDown, Peer: e.peer.String(), Reason: e.reason})
-	a.log.Warn("bgp session ended", "peer", e.peer, "asn", p.ASN, "reason", e.reason)
-	i := slices.IndexFunc(a.plan.bgp.Peers, func(p desired.BGPPeer) bool { return p.Address == e.peer })
-	if i >= 0 {
-		a.reopen(ctx, &a.plan.bgp.Peers[i])
-	}
 }
 
 // update announces and withdraws routes, by the present state of the services. It returns when it
@@ -362,63 +273,64 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 func (a *Announcer) update(now time.Time) (next time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	vips := vipsOf(a.plan.bgp, a.services)
-	for address, r := range a.routes {
-		if vips[address] != nil {
+	all := destinationsOf(a.plan.bgp, a.services, a.drain())
+	for prefix, r := range a.routes {
+		if all[prefix] != nil {
 			continue
 		}
-		// The VIP is no longer configured. Its route is forgotten when it is withdrawn.
+		// The route is no longer configured. It is forgotten when it is withdrawn.
 		if retry := a.withdraw(r, now, ""); !retry.IsZero() {
 			next = earlier(next, retry)
 			continue
 		}
-		delete(a.routes, address)
+		delete(a.routes, prefix)
 	}
-	for _, address := range slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare) {
-		r := a.routes[address]
+	for _, prefix := range slices.SortedFunc(maps.Keys(all), netip.Prefix.Compare) {
+		r := a.routes[prefix]
 		if r == nil {
 			r = &routeState{Route: Route{Since: now}}
-			a.routes[address] = r
+			a.routes[prefix] = r
 		}
-		r.take(vips[address])
+		r.take(all[prefix])
 		next = earlier(next, a.updateRoute(r, now))
 	}
 	return next
 }
 
-// take gives a route the properties of its VIP.
-func (r *routeState) take(v *vip) {
-	r.vip, r.Prefix, r.Services = v, v.prefix().String(), v.services
+// take gives a route the properties of its destination.
+func (r *routeState) take(d *destination) {
+	r.of, r.Prefix, r.Services = d, d.prefix.String(), d.services
+	r.Prepend, r.MED, r.LocalPref = d.prepend, d.med.pointer(), d.localPref.pointer()
 	r.Communities = []string{}
-	for _, c := range v.communities {
+	for _, c := range d.communities {
 		r.Communities = append(r.Communities, string(c))
 	}
 }
 
-// updateRoute announces a route if a peer takes it, the VIP is served, the balancer is not drained
-// and the hold-down time is over. If one of the first three conditions is not met, it withdraws the
-// route. A hold-down only delays a new announcement. If the attributes of an announced route have
+// updateRoute announces a route if a peer takes it, it is served, no drain withdraws it and the
+// hold-down time is over. If one of the first three conditions is not met, it withdraws the route. A
+// hold-down only delays a new announcement. If the attributes of an announced route have
 // changed, updateRoute announces the route again. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	due := now // when the route may be announced
-	// While results of health checks are missing, the route stays as it is: the VIP is treated as
-	// served if it is announced, and otherwise as not served.
-	isServed := r.vip.isServed || r.vip.isUnchecked && r.Announced
+	// While results of health checks are missing, the route stays as it is: it is treated as served
+	// if it is announced, and otherwise as not served.
+	isServed := r.of.isServed || r.of.isUnchecked && r.Announced
 	if isServed { // also while the balancer is drained, because the hold-down time passes meanwhile
 		due = r.damping.due(now, a.plan.bgp.HoldDown)
 	}
 	switch {
-	case !r.vip.hasPeer:
+	case !r.of.hasPeer:
 		return a.withdraw(r, now, NoPeer)
 	case !isServed:
 		return a.withdrawUnserved(r, now)
-	case a.state.Drained != nil:
+	case a.state.Drained != nil && a.drain() == nil:
 		return a.withdraw(r, now, Drained)
-	case r.Announced && r.vip.equals(r.sent):
+	case r.Announced && r.of.equals(r.sent):
 		return time.Time{}
 	case !r.Announced && due.After(now):
 		if r.Reason != HeldDown {
-			a.log.Info("route is held down: a service of the VIP can serve again", "prefix", r.Prefix,
+			a.log.Info("route is held down: one of its services can serve again", "prefix", r.Prefix,
 				"services", desired.Names(r.Services), "until", due.Format(time.RFC3339))
 		}
 		r.Reason = HeldDown
@@ -427,17 +339,17 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	return a.announce(r, now)
 }
 
-// withdrawUnserved withdraws the route of a VIP that is not served, as withdraw does.
+// withdrawUnserved withdraws a route that is not served, as withdraw does.
 func (a *Announcer) withdrawUnserved(r *routeState, now time.Time) (retry time.Time) {
 	wasAnnounced, reason := r.Announced, NotServed
-	if r.vip.isUnchecked {
+	if r.of.isUnchecked {
 		reason = Unchecked
 	}
 	retry = a.withdraw(r, now, reason)
 	if wasAnnounced && !r.Announced {
 		r.damping.withdrawn(now, a.plan.bgp.HoldDown)
 	}
-	if !r.vip.isUnchecked { // the VIP is certainly not served, so a hold-down time begins anew
+	if !r.of.isUnchecked { // certainly not served, so a hold-down time begins anew
 		r.damping.served = time.Time{}
 	}
 	return retry
@@ -446,11 +358,11 @@ func (a *Announcer) withdrawUnserved(r *routeState, now time.Time) (retry time.T
 // announce announces a route, or changes its attributes. It returns zero, or if that has failed,
 // the time of the next attempt.
 func (a *Announcer) announce(r *routeState, now time.Time) (retry time.Time) {
-	if err := a.speaker.announce(r.vip.route); err != nil {
+	if err := a.speaker.announce(r.of.route); err != nil {
 		a.log.Error("route cannot be announced", "prefix", r.Prefix, "error", err)
 		return now.Add(a.retry)
 	}
-	r.sent = r.vip.route
+	r.sent = r.of.route
 	if !r.Announced {
 		r.Announced, r.Since, r.Reason, r.damping.announced = true, now, "", now
 		a.events.Publish(events.Event{Kind: events.RouteAnnounced, Prefix: r.Prefix})
@@ -460,7 +372,7 @@ func (a *Announcer) announce(r *routeState, now time.Time) (retry time.Time) {
 }
 
 // withdraw withdraws a route if it is announced, and notes the reason why it is not announced. The
-// reason is empty if the VIP was removed from the configuration. withdraw returns zero, or if the
+// reason is empty if the route is no longer configured. withdraw returns zero, or if the
 // withdrawal has failed, the time of the next attempt.
 func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry time.Time) {
 	wasAnnounced, before := r.Announced, r.Reason
@@ -483,32 +395,33 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 
 // logReason logs the reason of a route that is not announced, if the route was withdrawn now, or if
 // the reason differs from the one before. HeldDown counts there as NotServed. For a drain or the
-// removal of a VIP, logReason logs only withdrawals.
+// end of a route's configuration, logReason logs only withdrawals.
 func (a *Announcer) logReason(r *routeState, wasAnnounced bool, before Reason) {
 	reason, names := r.Reason, desired.Names(r.Services)
 	switch {
 	case reason == NotServed && wasAnnounced:
-		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
+		a.log.Error("route WITHDRAWN: none of its services can serve", "prefix", r.Prefix, "services", names)
 	case reason == NotServed && before != NotServed && before != HeldDown:
-		a.log.Error("route is NOT announced: no service of the VIP can serve", "prefix", r.Prefix,
+		a.log.Error("route is NOT announced: none of its services can serve", "prefix", r.Prefix,
 			"services", names)
 	case reason == Unchecked && before != Unchecked:
 		a.log.Info("route is not announced yet: no server has passed a health check", "prefix", r.Prefix,
 			"services", names)
 	case reason == NoPeer && before != NoPeer:
-		a.log.Error("route is NOT announced: no peer takes routes of the VIP's family", "prefix", r.Prefix,
+		a.log.Error("route is NOT announced: no peer takes routes of its family", "prefix", r.Prefix,
 			"services", names)
 	case !wasAnnounced: // nothing more to log
 	case reason == Drained:
 		a.log.Info("route withdrawn: the balancer is drained", "prefix", r.Prefix, "services", names)
 	default:
-		a.log.Info("route withdrawn: the VIP is no longer configured", "prefix", r.Prefix, "services", names)
+		a.log.Info("route withdrawn: it is no longer configured", "prefix", r.Prefix, "services", names)
 	}
 }
 
-// Drain withdraws all routes. If untilRestart is true, the drain ends with the process. Otherwise
-// it lasts until Undrain, if the balancer has a directory for its state. If the file about the
-// drain cannot be written there, Drain returns an error and changes nothing.
+// Drain withdraws all routes, or makes them less preferred if the configuration says so. If
+// untilRestart is true, the drain ends with the process. Otherwise it lasts until Undrain, if the
+// balancer has a directory for its state. If the file about the drain cannot be written there, Drain
+// returns an error and changes nothing.
 func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
@@ -519,6 +432,9 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 		}
 		if a.state.Drained == nil {
 			now := time.Now()
+			if a.plan.bgp.Drain != nil {
+				a.log.Info("the balancer is drained: its routes become less preferred", "by", by)
+			}
 			a.setDrained(&now, events.Drained, by)
 		}
 		return nil
@@ -583,9 +499,9 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 			return nil, err
 		}
 	}
-	for _, address := range slices.SortedFunc(maps.Keys(a.peers), netip.Addr.Compare) {
-		p := a.peers[address].Peer
-		if s, ok := sessions[address]; ok && p.IsEstablished() {
+	for _, peer := range slices.SortedFunc(maps.Values(a.peers), byAddress) {
+		p := peer.Peer
+		if s, ok := sessions[peer.address]; ok && p.IsEstablished() {
 			p.LocalAddress, p.HoldTime = s.localAddress.String(), s.holdTime.Seconds()
 			p.Prefixes = s.prefixes
 		}
@@ -593,25 +509,9 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 	}
 	for _, r := range a.routes {
 		route := r.Route
-		route.Peers, route.Established = a.peersOf(desired.FamilyOf(r.vip.route.vip))
+		route.Peers, route.Established = a.peersOf(desired.FamilyOf(r.of.prefix.Addr()))
 		state.Routes = append(state.Routes, route)
 	}
 	slices.SortFunc(state.Routes, func(a, b Route) int { return cmp.Compare(a.Prefix, b.Prefix) })
 	return &state, nil
-}
-
-// peersOf returns the number of peers that take routes of a family, and the number of those that
-// have an established session.
-func (a *Announcer) peersOf(family desired.Family) (all, established int) {
-	for i := range a.plan.bgp.Peers {
-		p := &a.plan.bgp.Peers[i]
-		if !slices.Contains(p.Families, family) {
-			continue
-		}
-		all++
-		if s := a.peers[p.Address]; s != nil && s.IsEstablished() {
-			established++
-		}
-	}
-	return all, established
 }

@@ -155,7 +155,7 @@ func TestWithdrawals(t *testing.T) {
 	f.router.await(0, routesAre(vip6, vip4))
 	f.tell(balancer.Usable, balancer.Ready)
 	f.router.await(0, routesAre(vip6))
-	if !strings.Contains(f.log.String(), `level=ERROR msg="route WITHDRAWN: no service of the VIP can serve" `+
+	if !strings.Contains(f.log.String(), `level=ERROR msg="route WITHDRAWN: none of its services can serve" `+
 		"prefix="+vip4+" services=four") {
 		t.Error("the withdrawal is not in the log")
 	}
@@ -173,7 +173,7 @@ segue_lb_bgp_drained 0
 # HELP segue_lb_bgp_prefixes Prefixes that the peer was sent.
 # TYPE segue_lb_bgp_prefixes gauge
 segue_lb_bgp_prefixes{peer="127.0.0.1"} 1
-# HELP segue_lb_bgp_route_announced 1 if the VIP is announced, otherwise 0.
+# HELP segue_lb_bgp_route_announced 1 if the prefix is announced, otherwise 0.
 # TYPE segue_lb_bgp_route_announced gauge
 segue_lb_bgp_route_announced{prefix="2001:db8:80::1/128"} 1
 segue_lb_bgp_route_announced{prefix="203.0.113.1/32"} 0
@@ -211,7 +211,7 @@ func TestWithdrawalThatFails(t *testing.T) {
 		var sent route
 		set := func(now route) {
 			err := f.announcer.ask(t.Context(), func(context.Context) error {
-				r := f.announcer.routes[netip.MustParsePrefix(vip).Addr()]
+				r := f.announcer.routes[netip.MustParsePrefix(vip)]
 				sent, r.sent, f.announcer.services = r.sent, now, services
 				return nil
 			})
@@ -435,8 +435,8 @@ func TestVIPWithoutPeer(t *testing.T) {
 		}
 		return nil
 	})
-	if !strings.Contains(f.log.String(), "level=ERROR msg=\"route is NOT announced: no peer takes routes of the VIP's "+
-		"family\" prefix="+vip6+" services=six") {
+	if !strings.Contains(f.log.String(), "level=ERROR msg=\"route is NOT announced: no peer takes routes of "+
+		"its family\" prefix="+vip6+" services=six") {
 		t.Error("the log does not say so")
 	}
 	f.tell(balancer.Ready, balancer.Unable)
@@ -452,6 +452,48 @@ func TestVIPWithoutPeer(t *testing.T) {
 	}
 }
 
+// TestIPv6NextHops: IPv4 routes in an IPv6 session have the balancer's IPv6 address as their next hop,
+// unless one is configured. A peer that does not support this counts as one without a session.
+func TestIPv6NextHops(t *testing.T) {
+	f := newFixture(t)
+	f.router = newRouterAt(t, "::1")
+	f.cfg.BGP.NextHops, f.cfg.BGP.Peers = nil, []desired.BGPPeer{f.router.peer()}
+	const problem = "bgp peer takes no IPv4 routes: it does not support their IPv6 next hops (RFC 8950)"
+	f.start(false, balancer.Ready, balancer.Ready)
+	s := f.router.await(0, routesAre(vip6, vip4))
+	requireNextHop(t, s, vip4, "::1")
+	requireNextHop(t, s, vip6, "::1")
+	awaitEstablished := func(want4 int) {
+		t.Helper()
+		awaitThat(t, func() error {
+			for _, r := range f.state().Routes {
+				if want := map[string]int{vip4: want4, vip6: 1}[r.Prefix]; r.Established != want {
+					return fmt.Errorf("%+v, want %d established peers", r, want)
+				}
+			}
+			if strings.Count(f.log.String(), problem) != 1 {
+				return errors.New("the log does not say so once")
+			}
+			return nil
+		})
+	}
+	awaitEstablished(0)
+	f.router.mu.Lock()
+	f.router.extended = true
+	f.router.mu.Unlock()
+	f.router.cut()
+	f.router.await(1, routesAre(vip6, vip4))
+	awaitEstablished(1)
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.NextHops = []netip.Addr{netip.MustParseAddr("192.0.2.2")} })
+	f.apply()
+	f.router.await(1, func(s *received) error {
+		if a := attribute[*bgp.PathAttributeNextHop](s, vip4); a == nil || a.Value.String() != "192.0.2.2" {
+			return fmt.Errorf("attributes %v", s.routes)
+		}
+		return nil
+	})
+}
+
 // TestPeersOfFamily: peersOf counts the peers that take routes of a family, and those with a
 // session.
 func TestPeersOfFamily(t *testing.T) {
@@ -460,11 +502,14 @@ func TestPeersOfFamily(t *testing.T) {
 		plan: &Plan{bgp: &desired.BGP{Peers: []desired.BGPPeer{
 			{Address: one, Families: []desired.Family{desired.IPv4}},
 			{Address: two, Families: []desired.Family{desired.IPv4, desired.IPv6}},
-			{Address: six, Families: []desired.Family{desired.IPv6}},
+			{Address: six, Families: []desired.Family{desired.IPv4, desired.IPv6}}, // does not take IPv6 next hops
 		}}},
-		peers: map[netip.Addr]*peerState{one: {Peer: Peer{State: established}}, two: {Peer: Peer{State: down}}},
+		peers: map[string]*peerState{
+			one.String(): {Peer: Peer{State: established}}, two.String(): {Peer: Peer{State: down}},
+			six.String(): {Peer: Peer{State: established}},
+		},
 	}
-	for family, want := range map[desired.Family][2]int{desired.IPv4: {2, 1}, desired.IPv6: {2, 0}} {
+	for family, want := range map[desired.Family][2]int{desired.IPv4: {3, 1}, desired.IPv6: {2, 1}} {
 		if all, established := a.peersOf(family); [2]int{all, established} != want {
 			t.Errorf("%s: %d peers, %d with a session, want %v", family, all, established, want)
 		}

@@ -15,7 +15,7 @@ import (
 // them from a session. It may refuse them, and must not crash.
 func FuzzPeerMessages(f *testing.F) {
 	for _, message := range []*bgp.BGPMessage{
-		openMessage(f, true), bgp.NewBGPKeepAliveMessage(), update(f, vip4, "198.51.100.0/24"),
+		openMessage(f, true, true), bgp.NewBGPKeepAliveMessage(), update(f, vip4, "198.51.100.0/24"),
 		bgp.NewBGPNotificationMessage(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, []byte("\x03bye")),
 		bgp.NewBGPRouteRefreshMessage(1, 0, 1), bgp.NewEndOfRib(bgp.RF_IPv6_UC),
 	} {

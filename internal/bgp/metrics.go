@@ -17,7 +17,7 @@ var (
 	sessionDesc  = desc("session_established", "1 if the session is established, otherwise 0.", "peer")
 	sessionsDesc = desc("sessions_total", "How often a session was established.", "peer")
 	prefixesDesc = desc("prefixes", "Prefixes that the peer was sent.", "peer")
-	routeDesc    = desc("route_announced", "1 if the VIP is announced, otherwise 0.", "prefix")
+	routeDesc    = desc("route_announced", "1 if the prefix is announced, otherwise 0.", "prefix")
 	drainedDesc  = desc("drained", "1 if the balancer is drained, otherwise 0.")
 )
 

@@ -33,6 +33,7 @@ type router struct {
 	t        *testing.T
 	listener *net.TCPListener
 	supports bool // graceful restarts
+	extended bool // IPv6 next hops of IPv4 routes
 
 	mu       sync.Mutex
 	mute     int // the number of first sessions that get no answer
@@ -137,7 +138,7 @@ func (r *router) take(s *received, message *bgp.BGPMessage) (answers []*bgp.BGPM
 	switch body := message.Body.(type) {
 	case *bgp.BGPOpen:
 		s.open = body
-		return []*bgp.BGPMessage{openMessage(r.t, r.supports), bgp.NewBGPKeepAliveMessage()}
+		return []*bgp.BGPMessage{openMessage(r.t, r.supports, r.extended), bgp.NewBGPKeepAliveMessage()}
 	case *bgp.BGPKeepAlive:
 		return []*bgp.BGPMessage{bgp.NewBGPKeepAliveMessage()}
 	case *bgp.BGPNotification:
@@ -148,8 +149,9 @@ func (r *router) take(s *received, message *bgp.BGPMessage) (answers []*bgp.BGPM
 	return nil
 }
 
-// openMessage is the OPEN of a router that supports graceful restarts, or does not.
-func openMessage(t testing.TB, supports bool) *bgp.BGPMessage {
+// openMessage is the OPEN of a router that supports graceful restarts and IPv6 next hops of IPv4
+// routes, or does not.
+func openMessage(t testing.TB, supports, extended bool) *bgp.BGPMessage {
 	t.Helper()
 	capabilities := []bgp.ParameterCapabilityInterface{
 		bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
@@ -161,6 +163,11 @@ func openMessage(t testing.TB, supports bool) *bgp.BGPMessage {
 				bgp.NewCapGracefulRestartTuple(bgp.RF_IPv4_UC, false),
 				bgp.NewCapGracefulRestartTuple(bgp.RF_IPv6_UC, false),
 			}))
+	}
+	if extended {
+		capabilities = append(capabilities, bgp.NewCapExtendedNexthop([]*bgp.CapExtendedNexthopTuple{
+			bgp.NewCapExtendedNexthopTuple(bgp.RF_IPv4_UC, bgp.AFI_IP6),
+		}))
 	}
 	open, err := bgp.NewBGPOpenMessage(routerASN, 90, netip.MustParseAddr("192.0.2.1"),
 		[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(capabilities)})

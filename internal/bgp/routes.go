@@ -11,63 +11,142 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// route is the route of a VIP.
+// route is the route of a VIP or of an aggregate.
 type route struct {
-	vip         netip.Addr
-	nextHop     netip.Addr // zero: the balancer's address in the session
+	prefix  netip.Prefix
+	nextHop netip.Addr // zero: the balancer's address in the session
+	attributes
+}
+
+// attributes are the attributes of a route that the configuration decides.
+type attributes struct {
+	prepend     uint32
+	med         optional
+	localPref   optional
 	communities []desired.Community
 }
 
-// prefix returns the /32 or /128 of the VIP.
-func (r route) prefix() netip.Prefix { return netip.PrefixFrom(r.vip, r.vip.BitLen()) }
+// optional is an attribute that a route may lack.
+type optional struct {
+	value uint32
+	isSet bool
+}
+
+// or returns the value that p points to, or o if p is nil.
+func (o optional) or(p *uint32) optional {
+	if p == nil {
+		return o
+	}
+	return optional{*p, true}
+}
+
+// pointer returns a pointer to the value, or nil if it is not set.
+func (o optional) pointer() *uint32 {
+	if !o.isSet {
+		return nil
+	}
+	return &o.value
+}
+
+// with returns attributes in which those of own have taken the place of others. The communities of
+// own are added.
+func (a attributes) with(own *desired.RouteAttributes) attributes {
+	if own.Prepend != nil {
+		a.prepend = *own.Prepend
+	}
+	a.med, a.localPref = a.med.or(own.MED), a.localPref.or(own.LocalPref)
+	a.communities = slices.Concat(a.communities, own.Communities)
+	slices.Sort(a.communities)
+	a.communities = slices.Compact(a.communities)
+	return a
+}
+
+// during returns the attributes of a route during a drain that makes routes less preferred. The
+// route is prepended in addition to what it is otherwise.
+func (a attributes) during(drain *desired.RouteAttributes) attributes {
+	drained := a.with(drain)
+	if drain.Prepend != nil {
+		drained.prepend += a.prepend
+	}
+	return drained
+}
 
 func (r route) equals(other route) bool {
-	return r.vip == other.vip && r.nextHop == other.nextHop && slices.Equal(r.communities, other.communities)
+	return r.prefix == other.prefix && r.nextHop == other.nextHop && r.prepend == other.prepend &&
+		r.med == other.med && r.localPref == other.localPref && slices.Equal(r.communities, other.communities)
 }
 
-// vip is a VIP of the configuration that may be announced.
-type vip struct {
+// destination is a VIP of the configuration, or an aggregate with VIPs inside, that may be
+// announced.
+type destination struct {
 	route
-	isServed bool // at least one service can serve, so the VIP is to be announced
+	isServed bool // at least one service can serve, so the route is to be announced
 	// isUnchecked tells that a service has servers without a result of health checks yet.
 	isUnchecked bool
-	hasPeer     bool     // at least one peer takes routes of the VIP's family
-	services    []string // the services for which the VIP may be announced
+	hasPeer     bool     // at least one peer takes routes of the family
+	services    []string // the services for which the route may be announced
 }
 
-// vipsOf returns the VIPs of all services that may be announced. A VIP is served as long as any of
-// its services is served, because a withdrawal would end all of them. A service is served if it is
-// Ready, or if it is Usable and its configuration permits to announce it in that state. A VIP has
-// the communities of the balancer and of all its services.
-func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vip {
-	vips := map[netip.Addr]*vip{}
+// destinationsOf returns the destinations of all services that may be announced. A destination is
+// served as long as any of its services is served, because a withdrawal would end all of them. A
+// service is served if it is Ready, or if it is Usable and its configuration permits to announce it
+// in that state. If drain is not nil, the routes are those of a drained balancer.
+func destinationsOf(
+	b *desired.BGP, services []balancer.ServiceState, drain *desired.RouteAttributes,
+) map[netip.Prefix]*destination {
+	all := map[netip.Prefix]*destination{}
 	for _, s := range services {
 		announcement := s.Service.Announcement()
 		if announcement == desired.AnnounceNever {
 			continue
 		}
-		address := s.Service.VIP
-		v := vips[address]
-		if v == nil {
-			family := desired.FamilyOf(address)
-			v = &vip{route: route{
-				vip: address, nextHop: b.NextHop(family), communities: slices.Clone(b.Communities),
-			}, hasPeer: b.Announces(family)}
-			vips[address] = v
+		vip := s.Service.VIP
+		aggregate := b.AggregateOf(vip)
+		if aggregate != nil {
+			d := all[aggregate.Prefix]
+			if d == nil {
+				d = newDestination(b, aggregate.Prefix)
+				d.attributes = d.with(&aggregate.RouteAttributes)
+				all[aggregate.Prefix] = d
+			}
+			d.add(s, announcement)
 		}
-		v.services = append(v.services, s.Service.Name)
-		v.isServed = v.isServed || s.Ability == balancer.Ready ||
-			s.Ability == balancer.Usable && announcement == desired.AnnounceUsable
-		v.isUnchecked = v.isUnchecked || s.Ability == balancer.Unchecked
+		if aggregate != nil && aggregate.SummaryOnly {
+			continue
+		}
+		prefix := netip.PrefixFrom(vip, vip.BitLen())
+		d := all[prefix]
+		if d == nil {
+			d = newDestination(b, prefix)
+			all[prefix] = d
+		}
+		d.add(s, announcement)
 		if s.Service.BGP != nil {
-			v.communities = append(v.communities, s.Service.BGP.Communities...)
+			d.attributes = d.with(&s.Service.BGP.RouteAttributes)
 		}
 	}
-	for _, v := range vips {
-		slices.Sort(v.communities)
-		v.communities = slices.Compact(v.communities)
+	if drain != nil {
+		for _, d := range all {
+			d.attributes = d.during(drain)
+		}
 	}
-	return vips
+	return all
+}
+
+// newDestination returns a destination without services. It has the attributes of all routes.
+func newDestination(b *desired.BGP, prefix netip.Prefix) *destination {
+	family := desired.FamilyOf(prefix.Addr())
+	d := &destination{route: route{prefix: prefix, nextHop: b.NextHop(family)}, hasPeer: b.Announces(family)}
+	d.attributes = d.with(&b.RouteAttributes)
+	return d
+}
+
+// add makes a service a reason to announce the destination.
+func (d *destination) add(s balancer.ServiceState, announcement desired.Announcement) {
+	d.services = append(d.services, s.Service.Name)
+	d.isServed = d.isServed || s.Ability == balancer.Ready ||
+		s.Ability == balancer.Usable && announcement == desired.AnnounceUsable
+	d.isUnchecked = d.isUnchecked || s.Ability == balancer.Unchecked
 }
 
 const (

@@ -34,6 +34,7 @@ const (
 // speaker is the BGP speaker of the library. It knows nothing of services.
 type speaker struct {
 	server      *server.BgpServer
+	asn         uint32
 	graceful    bool // peers are asked to keep the routes while no process runs (RFC 4724)
 	restartTime time.Duration
 	events      chan sessionEvent
@@ -45,6 +46,7 @@ type sessionEvent struct {
 	peer          netip.Addr
 	isEstablished bool
 	keepsRoutes   bool   // the peer keeps the routes while the balancer restarts
+	takesIPv6Hops bool   // for IPv4 routes (RFC 8950)
 	reason        string // why an established session has ended
 }
 
@@ -55,8 +57,8 @@ func startSpeaker(ctx context.Context, b *desired.BGP, graceful bool, log *slog.
 	ctx, cancel := context.WithCancel(ctx)
 	level := &slog.LevelVar{}
 	s := &speaker{
-		server:   server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
-		graceful: graceful, restartTime: b.RestartTime, events: make(chan sessionEvent), cancel: cancel,
+		server: server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
+		asn:    b.ASN, graceful: graceful, restartTime: b.RestartTime, events: make(chan sessionEvent), cancel: cancel,
 	}
 	go s.server.Serve() // until stop
 	port := int32(-1)   // none
@@ -114,9 +116,14 @@ func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_Peer
 	event := sessionEvent{
 		peer: state.NeighborAddress, reason: state.DisconnectMessage,
 		isEstablished: state.SessionState == bgp.BGP_FSM_ESTABLISHED,
-		keepsRoutes: slices.ContainsFunc(state.RemoteCap, func(c bgp.ParameterCapabilityInterface) bool {
-			return c.Code() == bgp.BGP_CAP_GRACEFUL_RESTART
-		}),
+	}
+	for _, c := range state.RemoteCap {
+		event.keepsRoutes = event.keepsRoutes || c.Code() == bgp.BGP_CAP_GRACEFUL_RESTART
+		if hops, ok := c.(*bgp.CapExtendedNexthop); ok {
+			event.takesIPv6Hops = slices.ContainsFunc(hops.Tuples, func(t *bgp.CapExtendedNexthopTuple) bool {
+				return t.NLRIAFI == bgp.AFI_IP && t.NLRISAFI == bgp.SAFI_UNICAST && t.NexthopAFI == bgp.AFI_IP6
+			})
+		}
 	}
 	select {
 	case s.events <- event:
@@ -135,13 +142,15 @@ func (s *speaker) stop(keepRoutes bool) {
 	}
 }
 
-// addPeer begins to open a session. With preserved, the balancer tells the peer that it has
-// restarted and that its data path has continued (the bits R and F of RFC 4724, section 3). The
-// peer then keeps the routes of the session before.
-func (s *speaker) addPeer(ctx context.Context, p *desired.BGPPeer, password string, preserved bool) error {
+// addPeer begins to open a session to an address of a peer. With preserved, the balancer tells the
+// peer that it has restarted and that its data path has continued (the bits R and F of RFC 4724,
+// section 3). The peer then keeps the routes of the session before.
+func (s *speaker) addPeer(
+	ctx context.Context, p *desired.BGPPeer, address netip.Addr, password string, preserved bool,
+) error {
 	peer := &api.Peer{
 		Conf: &api.PeerConf{
-			NeighborAddress: p.Address.String(), PeerAsn: p.ASN, AuthPassword: password,
+			NeighborAddress: address.String(), PeerAsn: p.ASN, AuthPassword: password,
 		},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			ConnectRetry: uint64(connectRetry / time.Second),
@@ -170,7 +179,7 @@ func (s *speaker) addPeer(ctx context.Context, p *desired.BGPPeer, password stri
 		})
 	}
 	if err := s.server.AddPeer(ctx, &api.AddPeerRequest{Peer: peer}); err != nil {
-		return fmt.Errorf("peer %s: %w", p.Address, err)
+		return fmt.Errorf("peer %s: %w", address, err)
 	}
 	return nil
 }
@@ -212,31 +221,32 @@ func (s *speaker) sessions(ctx context.Context) (map[netip.Addr]session, error) 
 
 // announce announces a route, or changes its attributes.
 func (s *speaker) announce(r route) error {
-	path, err := r.path()
+	path, err := r.path(s.asn)
 	if err == nil {
 		_, err = s.server.AddPath(apiutil.AddPathRequest{Paths: []*apiutil.Path{path}})
 	}
 	if err != nil {
-		return fmt.Errorf("announce %s: %w", r.prefix(), err)
+		return fmt.Errorf("announce %s: %w", r.prefix, err)
 	}
 	return nil
 }
 
 func (s *speaker) withdraw(r route) error {
-	path, err := r.path()
+	path, err := r.path(s.asn)
 	if err == nil {
 		err = s.server.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}})
 	}
 	if err != nil {
-		return fmt.Errorf("withdraw %s: %w", r.prefix(), err)
+		return fmt.Errorf("withdraw %s: %w", r.prefix, err)
 	}
 	return nil
 }
 
-// path returns the route in the form of the library. An unspecified next hop (0.0.0.0 or ::) stands
-// for the local address of each session.
-func (r route) path() (*apiutil.Path, error) {
-	nlri, err := bgp.NewIPAddrPrefix(r.prefix())
+// path returns the route in the form of the library. asn is the balancer's autonomous system. An
+// unspecified next hop (0.0.0.0 or ::) stands for the local address of each session. For an IPv4
+// route in an IPv6 session, this is an IPv6 address (RFC 8950).
+func (r route) path(asn uint32) (*apiutil.Path, error) {
+	nlri, err := bgp.NewIPAddrPrefix(r.prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +255,7 @@ func (r route) path() (*apiutil.Path, error) {
 		Attrs: []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)},
 	}
 	hop := r.nextHop
-	if r.vip.Is4() { // IPv4 has the next hop in NEXT_HOP, and IPv6 in MP_REACH_NLRI (RFC 4760)
+	if r.prefix.Addr().Is4() { // IPv4 has the next hop in NEXT_HOP, and IPv6 in MP_REACH_NLRI (RFC 4760)
 		if !hop.IsValid() {
 			hop = netip.IPv4Unspecified()
 		}
@@ -265,8 +275,26 @@ func (r route) path() (*apiutil.Path, error) {
 		}
 		path.Attrs = append(path.Attrs, attribute)
 	}
+	path.Attrs = append(path.Attrs, r.preferences(asn)...)
 	path.Attrs = append(path.Attrs, r.communityAttributes()...)
 	return path, nil
+}
+
+// preferences returns the path attributes by which routers prefer one route to another. In external
+// sessions, the library puts the balancer's autonomous system before an AS_PATH, and leaves out
+// LOCAL_PREF.
+func (r route) preferences(asn uint32) (attributes []bgp.PathAttributeInterface) {
+	if r.prepend > 0 {
+		path := bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, slices.Repeat([]uint32{asn}, int(r.prepend)))
+		attributes = append(attributes, bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{path}))
+	}
+	if r.med.isSet {
+		attributes = append(attributes, bgp.NewPathAttributeMultiExitDisc(r.med.value))
+	}
+	if r.localPref.isSet {
+		attributes = append(attributes, bgp.NewPathAttributeLocalPref(r.localPref.value))
+	}
+	return attributes
 }
 
 // communityAttributes returns the path attributes of the communities.

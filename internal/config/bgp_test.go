@@ -34,11 +34,13 @@ services:
      bgp: {announce: usable, communities: ["64600:2"]}, servers: [{name: s1, address: 192.0.2.53}]}
 `
 
+// community is the problem of a text that is no community.
+const community = "must be ASN:VALUE with numbers up to 65535, ASN:VALUE:VALUE with numbers up to " +
+	"4294967295, or one of: blackhole, graceful-shutdown, no-advertise, no-export, " +
+	"no-export-subconfed, no-peer"
+
 func TestBGPRules(t *testing.T) {
 	const peer, other = "bgp.peers[0]", "bgp.peers[1]"
-	const community = "must be ASN:VALUE with numbers up to 65535, ASN:VALUE:VALUE with numbers up to " +
-		"4294967295, or one of: blackhole, graceful-shutdown, no-advertise, no-export, " +
-		"no-export-subconfed, no-peer"
 	checkMutations(t, announced, ParseBalancer, []mutation{
 		{"asn missing", "  asn: 64600\n", "", []problem{
 			{"bgp.asn", wholeNumber + "1 to 4294967295"},
@@ -63,7 +65,8 @@ func TestBGPRules(t *testing.T) {
 			one("bgp.next-hops[1]", "is a second IPv6 address; the first is bgp.next-hops[0]")},
 		{"next hop missing", `  next-hops: ["2001:db8::2"]` + "\n", "", one(peer+".families[1]",
 			"needs an address of this family in bgp.next-hops, because the session has none")},
-		{"address missing", "address: 192.0.2.1,", "", one(peer+".address", "required")},
+		{"address missing", "address: 192.0.2.1,", "", one(peer+".address",
+			"required, unless interface is the link to an unnumbered peer")},
 		{"address is a VIP", "address: 192.0.2.1,", "address: 203.0.113.1,",
 			one(peer+".address", "is the VIP of services[0]")},
 		{"address repeated", `address: "2001:db8::1", asn: 64600`, `address: 192.0.2.1, asn: 64600`,
@@ -118,6 +121,96 @@ services: [{name: web, vip: 203.0.113.1, port: 80, protocol: tcp, encapsulation:
 	}
 }
 
+const unnumbered = `
+node: {interface: eth9, addresses: [192.0.2.10]}
+bgp:
+  asn: 64600
+  router-id: 192.0.2.11
+  med: 5
+  aggregates:
+    - {prefix: 203.0.113.0/24, prepend: 1, med: 7, communities: ["64600:1"]}
+    - {prefix: "2001:db8:80::/48", summary-only: true}
+  drain: {prepend: 3, med: 100, communities: [graceful-shutdown]}
+  peers:
+    - {interface: eth0, asn: 64512}
+    - {interface: eth1, address: "fe80::1", asn: 64512, ttl-security: true}
+    - {address: "2001:db8::1", asn: 64512, families: [ipv4, ipv6]}
+services:
+  - {name: web, vip: 203.0.113.1, port: 80, protocol: tcp, encapsulation: gre,
+     bgp: {prepend: 2, med: 10}, servers: [{name: s1, address: 192.0.2.53}]}
+  - {name: tls, vip: 203.0.113.1, port: 443, protocol: tcp, encapsulation: gre,
+     bgp: {med: 10}, servers: [{name: s1, address: 192.0.2.53}]}
+`
+
+// TestBGPRoutes: aggregates, attributes of routes, and unnumbered peers.
+func TestBGPRoutes(t *testing.T) {
+	const prefix, drain, interval = "bgp.aggregates[1].prefix", "bgp.drain", "must be a whole number from 0 to "
+	const notLeft = "must be less than bgp.drain.med, 100: routers prefer the lowest, and would not leave a drained balancer"
+	const six = `prefix: "2001:db8:80::/48"`
+	checkMutations(t, unnumbered, ParseBalancer, []mutation{
+		{"no prefix", six + ", ", "", one(prefix, "required")},
+		{"prefix of an address", six, "prefix: 203.0.112.1/32", one(prefix, "is one address; a VIP needs no aggregate")},
+		{"prefix of everything", six, `prefix: "::/0"`, one(prefix,
+			"has all addresses, and would attract all packets of routers")},
+		{"host bits", six, "prefix: 198.51.100.1/24", one(prefix,
+			"has bits set after the first 24; write it as 198.51.100.0/24")},
+		{"multicast", six, "prefix: 224.0.0.0/24", one(prefix,
+			"must be a prefix of unicast addresses that other hosts can reach")},
+		{"overlap", six, "prefix: 203.0.112.0/22", one(prefix,
+			"overlaps 203.0.113.0/24 of bgp.aggregates[0].prefix (line 8)")},
+		{"the same aggregate", six, "prefix: 203.0.113.0/24", one(prefix,
+			"overlaps 203.0.113.0/24 of bgp.aggregates[0].prefix (line 8)")},
+		{"community of an aggregate", `["64600:1"]`, `["64600"]`, one("bgp.aggregates[0].communities[0]", community)},
+		{"prepend", "prepend: 1", "prepend: 17", one("bgp.aggregates[0].prepend", interval+"16")},
+		{"prepend of a service", "prepend: 2", "prepend: -1", one("services[0].bgp.prepend", interval+"16")},
+		{"med", "med: 5", "med: 4294967296", one("bgp.med", interval+"4294967295")},
+		{"med of a drain", "med: 100", "med: 0", one(drain+".med", "must be at least 1: routers prefer the lowest")},
+		{"med of all routes", "med: 5", "med: 100", one("bgp.med", notLeft)},
+		{"med of an aggregate", "med: 7", "med: 101", one("bgp.aggregates[0].med", notLeft)},
+		{"empty drain", "drain: {prepend: 3, med: 100, communities: [graceful-shutdown]}", "drain: {prepend: 0}", one(drain,
+			"changes no route; set prepend, med, local-pref or communities, or leave it out to withdraw the routes")},
+		{"local-pref outside", "prepend: 3", "local-pref: 3", one(drain+".local-pref",
+			"needs an internal session, and all peers have other autonomous systems; use prepend or med")},
+		{"one VIP, two values", "bgp: {med: 10}", "bgp: {med: 11}", one("services[1].bgp.med",
+			"11: VIP 203.0.113.1 has one route, and its value is already 10 by services[0].bgp.med (service web, line 17)")},
+		{"never", "bgp: {med: 10}", "bgp: {med: 11, announce: never}", nil},
+		{"interface and address", "interface: eth0", "interface: eth0, address: 192.0.2.1", one("bgp.peers[0].address",
+			"must be an IPv6 link-local address, because the peer has an interface")},
+		{"zone", `"fe80::1"`, `"fe80::1%eth1"`, one("bgp.peers[1].address", "must not have a zone: interface names the link")},
+		{"no interface", `interface: eth1, `, "", one("bgp.peers[1].address", "is link-local: interface must name its link")},
+		{"bad interface", "interface: eth0", "interface: et/h0", one("bgp.peers[0].interface",
+			"must be an interface name: 1 to 15 bytes without /, : and spaces")},
+		{"two peers of a link", "interface: eth1", "interface: eth0", one("bgp.peers[1].interface",
+			"needs an address to have several peers; the interface is already used by bgp.peers[0].interface (line 12)")},
+		{"multihop on a link", "ttl-security: true", "multihop: 2", one("bgp.peers[1].multihop",
+			"cannot be used with interface: link-local addresses reach no further than the link")},
+		{"two addresses of a link", "{interface: eth0", `{interface: eth1, address: "fe80::2"`, nil},
+		{"an address of a link twice", "{interface: eth0", `{interface: eth1, address: "fe80::1"`, one("bgp.peers[1].address",
+			"is already used by bgp.peers[0].address (line 12)")},
+	})
+	inside := strings.NewReplacer("prepend: 1, ", "", "prepend: 2, ", "", "prepend: 3", "local-pref: 50",
+		"asn: 64512", "asn: 64600").Replace(unnumbered)
+	checkMutations(t, inside, ParseBalancer, []mutation{
+		{"prepend inside", "med: 7", "prepend: 1", one("bgp.aggregates[0].prepend", "cannot be used with an internal "+
+			"session, such as that of bgp.peers[0]: the router would refuse the route; use local-pref")},
+		{"local-pref of a drain", "local-pref: 50", "local-pref: 100", one(drain+".local-pref",
+			"must be less than 100, which is that of routes without local-pref: routers prefer the highest")},
+		{"local-pref of all routes", "med: 5", "local-pref: 50", one("bgp.local-pref", "must be more than "+
+			"bgp.drain.local-pref, 50: routers prefer the highest, and would not leave a drained balancer")},
+	})
+	mustParse(t, inside, "", "", ParseBalancer)
+	b := mustParse(t, unnumbered, "", "", ParseBalancer)
+	want := []desired.Family{desired.IPv4, desired.IPv6}
+	if diff := cmp.Diff(want, b.BGP.Peers[0].Families); diff != "" {
+		t.Errorf("families of an unnumbered peer: %s", diff)
+	}
+	for i, want := range []string{"eth0", "fe80::1%eth1", "2001:db8::1"} {
+		if got := b.BGP.Peers[i].Name(); got != want {
+			t.Errorf("name %s, want %s", got, want)
+		}
+	}
+}
+
 // TestBGPReload: a reload may change peers, but not the identity of the speaker.
 func TestBGPReload(t *testing.T) {
 	old := mustParse(t, announced, "", "", ParseBalancer)
@@ -127,7 +220,8 @@ func TestBGPReload(t *testing.T) {
 	if err := now.ReloadableFrom(old); err != nil {
 		t.Error(err)
 	}
-	want := []any{"bgp_changed", "hold-down", "peers_removed", "2001:db8::1", "peers_changed", "192.0.2.1 (hold-time)"}
+	now.BGP.MED = new(uint32(5))
+	want := []any{"bgp_changed", "hold-down, med", "peers_removed", "2001:db8::1", "peers_changed", "192.0.2.1 (hold-time)"}
 	if diff := cmp.Diff(want, now.ChangesFrom(old).Attributes()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -164,4 +258,10 @@ func TestVIPsWithoutPeer(t *testing.T) {
 	})
 	without := strings.Replace(announced, families, "families: [ipv6]", 1)
 	checkWarnings(t, without, ParseBalancer, []mutation{{"never", usable, "announce: never", nil}})
+	const empty = "is not announced: no service that is announced has a VIP inside"
+	inside := strings.Replace(unnumbered, `"2001:db8:80::/48"`, "198.51.100.0/24", 1)
+	checkWarnings(t, inside, ParseBalancer, []mutation{
+		{"nothing inside", "med: 5", "med: 6", one("bgp.aggregates[1].prefix", empty)},
+		{"all inside", "198.51.100.0/24", "203.0.112.0/24", one("bgp.aggregates[1].prefix", empty)},
+	})
 }

@@ -4,7 +4,6 @@ package config
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -84,7 +83,7 @@ services:
 	if diff := cmp.Diff(want, old.ChangesFrom(old).WithKeys(true).Attributes()); diff != "" {
 		t.Errorf("other keys, -want +got:\n%s", diff)
 	}
-	one, two, three := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
+	const one, two, three = "192.0.2.1", "192.0.2.2", "eth0"
 	before, after := desired.Passwords{one: "a", two: "b"}, desired.Passwords{one: "a", two: "c", three: "d"}
 	want = []any{"passwords_changed", "192.0.2.2"}
 	if diff := cmp.Diff(want, old.ChangesFrom(old).WithPasswords(after.ChangedFrom(before)).Attributes()); diff != "" {

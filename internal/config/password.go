@@ -34,7 +34,7 @@ func ReadPasswords(b *desired.BGP) (desired.Passwords, error) {
 				Value: peer.PasswordFile, Problem: err.Error(),
 			})
 		}
-		passwords[peer.Address] = password
+		passwords[peer.Name()] = password
 	}
 	return passwords, problems.OrNil()
 }

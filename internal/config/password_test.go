@@ -41,7 +41,7 @@ func TestReadPasswords(t *testing.T) {
 			b := &desired.BGP{Peers: []desired.BGPPeer{{}, {Address: peer, PasswordFile: file}}}
 			passwords, err := ReadPasswords(b)
 			if test.problem == "" {
-				if err != nil || len(passwords) != 1 || passwords[peer] != test.want {
+				if err != nil || len(passwords) != 1 || passwords[peer.String()] != test.want {
 					t.Errorf("%v, error %v; want %q", passwords, err, test.want)
 				}
 				return

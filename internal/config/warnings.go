@@ -21,6 +21,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfUnconfirmedEnds(b)
 	d.warnOfNoTaker(b)
 	d.warnOfVIPsWithoutPeer(b)
+	d.warnOfEmptyAggregates(b)
 }
 
 // warnOfAgent adds the warnings about an agent's file.
@@ -211,6 +212,22 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 		if s.Announcement() != desired.AnnounceNever && !b.BGP.Announces(family) {
 			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "vip"), "is not announced: no peer in bgp.peers has the "+
 				"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
+		}
+	}
+}
+
+// warnOfEmptyAggregates warns about aggregates that no service makes the balancer announce.
+func (d *document) warnOfEmptyAggregates(b *desired.Balancer) {
+	if b.BGP == nil || b.Store != nil { // the store has the services
+		return
+	}
+	for i, a := range b.BGP.Aggregates {
+		isUsed := slices.ContainsFunc(b.Services, func(s desired.Service) bool {
+			return s.Announcement() != desired.AnnounceNever && a.Prefix.Contains(s.VIP)
+		})
+		if !isUsed {
+			d.warnf(fieldpath.Child(fieldpath.Item("bgp.aggregates", i), "prefix"), "is not announced: no service that is "+
+				"announced has a VIP inside")
 		}
 	}
 }

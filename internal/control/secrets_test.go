@@ -32,7 +32,7 @@ func secretsOf(digit byte, password string) desired.Secrets {
 	for i := range key {
 		key[i] = digit<<4 | digit
 	}
-	return desired.Secrets{SignalKeys: desired.SignalKeys{key}, Passwords: desired.Passwords{peer: password}}
+	return desired.Secrets{SignalKeys: desired.SignalKeys{key}, Passwords: desired.Passwords{peer.String(): password}}
 }
 
 // A change keeps the secrets that were read with the configuration file, even if their files have

@@ -36,15 +36,60 @@ type BGP struct {
 	// NextHops are the next hops of the routes, at most one IPv4 and one IPv6 address. The default
 	// is the balancer's own address in the session.
 	NextHops []netip.Addr `yaml:"next-hops,omitempty"`
-	// Communities are attached to all routes.
+	// RouteAttributes are those of all routes. A service or an aggregate may have others.
+	RouteAttributes `yaml:",inline"`
+	// Aggregates are announced beside the VIPs that they contain, or in place of them.
+	Aggregates []Aggregate `yaml:"aggregates,omitempty"`
+	// Drain has the attributes that routes get while the balancer is drained; nil: a drain withdraws
+	// the routes.
+	Drain *RouteAttributes `yaml:"drain,omitempty"`
+	Peers []BGPPeer        `yaml:"peers"`
+}
+
+// RouteAttributes are attributes of a route by which routers choose one of several routes, or
+// decide what to do with it. A nil field is not given.
+type RouteAttributes struct {
+	// Prepend is how often the balancer's autonomous system is in the path of the route in addition
+	// to the one time that each external session needs.
+	Prepend *uint32 `yaml:"prepend,omitempty" range:"0 to 16"`
+	// MED is the MULTI_EXIT_DISC. Routers of one autonomous system prefer the lowest. A missing one
+	// counts as 0.
+	MED *uint32 `yaml:"med,omitempty" range:"0 to 4294967295"`
+	// LocalPref is the LOCAL_PREF of internal sessions. Routers prefer the highest. A missing one
+	// counts as DefaultLocalPref.
+	LocalPref   *uint32     `yaml:"local-pref,omitempty" range:"0 to 4294967295"`
 	Communities []Community `yaml:"communities,omitempty"`
-	Peers       []BGPPeer   `yaml:"peers"`
+}
+
+// DefaultLocalPref is the LOCAL_PREF of routes for which none is configured.
+const DefaultLocalPref = 100
+
+// Aggregate is a prefix that is announced while any VIP inside is served.
+type Aggregate struct {
+	Prefix netip.Prefix `yaml:"prefix"`
+	// SummaryOnly: the VIPs inside have no routes of their own.
+	SummaryOnly     bool `yaml:"summary-only,omitempty"`
+	RouteAttributes `yaml:",inline"`
+}
+
+// AggregateOf returns the aggregate that contains an address, or nil. Aggregates do not overlap.
+func (b *BGP) AggregateOf(address netip.Addr) *Aggregate {
+	for i := range b.Aggregates {
+		if b.Aggregates[i].Prefix.Contains(address) {
+			return &b.Aggregates[i]
+		}
+	}
+	return nil
 }
 
 // BGPPeer is a router to which the balancer has a session.
 type BGPPeer struct {
-	// Address is the router's address. It identifies the peer.
-	Address netip.Addr `yaml:"address"`
+	// Address is the router's address. It identifies the peer, unless there is an Interface.
+	Address netip.Addr `yaml:"address,omitempty"`
+	// Interface is the link to an unnumbered peer, to which the session uses link-local addresses.
+	// Without Address, the peer is the router that sends router advertisements there. Otherwise
+	// Address is the router's link-local address.
+	Interface string `yaml:"interface,omitempty"`
 	// ASN is the router's autonomous system. If it is the balancer's own, the session is internal.
 	ASN uint32 `yaml:"asn" range:"1 to 4294967295"`
 	// Port is the router's TCP port. Default 179.
@@ -63,6 +108,26 @@ type BGPPeer struct {
 	TTLSecurity bool `yaml:"ttl-security,omitempty"`
 	// Families are the families of the VIPs to announce. The default is that of the address.
 	Families []Family `yaml:"families"`
+}
+
+// Name identifies the peer: its address, its interface, or address%interface.
+func (p *BGPPeer) Name() string {
+	switch {
+	case p.Interface == "":
+		return p.Address.String()
+	case p.Address.IsValid():
+		return p.Address.WithZone(p.Interface).String()
+	}
+	return p.Interface
+}
+
+// hasIPv6 tells whether the packets of the session are IPv6.
+func (p *BGPPeer) hasIPv6() bool { return p.Interface != "" || p.Address.Is6() }
+
+// NextHopsAreIPv6 tells whether the routes of a family have IPv6 next hops in the session with the
+// peer. If the family is IPv4, the peer must support that (RFC 8950).
+func (b *BGP) NextHopsAreIPv6(p *BGPPeer, family Family) bool {
+	return family == IPv6 || p.hasIPv6() && !b.NextHop(IPv4).IsValid()
 }
 
 // Family is a family of addresses.
@@ -118,8 +183,9 @@ var announcements = []Announcement{AnnounceReady, AnnounceUsable, AnnounceNever}
 type ServiceBGP struct {
 	// Announce is ready by default.
 	Announce Announcement `yaml:"announce,omitempty"`
-	// Communities are attached to the VIP's route, together with those of all routes.
-	Communities []Community `yaml:"communities,omitempty"`
+	// RouteAttributes are those of the VIP's route. Each takes the place of the one of all routes,
+	// except for communities, which are added.
+	RouteAttributes `yaml:",inline"`
 }
 
 // Announcement returns when the service is a reason to announce its VIP.

@@ -155,7 +155,7 @@ func bgpChanges(now, before *BGP) Changes {
 		return nil
 	}
 	peers := compare(
-		pointers(now.Peers), pointers(before.Peers), "", func(p *BGPPeer) string { return p.Address.String() })
+		pointers(now.Peers), pointers(before.Peers), "", (*BGPPeer).Name)
 	fields := changedFields(*now, *before, "peers")
 	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
 }
@@ -223,15 +223,17 @@ func compare[T any](
 // result also has both values.
 func changedFields(now, before any, leaveOut ...string) (names []string) {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(before)
-	for i := range a.NumField() {
-		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
-		if slices.Contains(leaveOut, name) ||
-			reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+	for _, f := range reflect.VisibleFields(a.Type()) {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		is, was := a.FieldByIndex(f.Index).Interface(), b.FieldByIndex(f.Index).Interface()
+		if f.Anonymous || slices.Contains(leaveOut, name) || reflect.DeepEqual(is, was) {
 			continue
 		}
-		switch value := a.Field(i).Interface().(type) {
-		case *uint32: // a weight
-			name = fmt.Sprintf("%s %d to %d", name, *b.Field(i).Interface().(*uint32), *value)
+		switch value := is.(type) {
+		case *uint32: // such as a weight
+			if before := was.(*uint32); value != nil && before != nil {
+				name = fmt.Sprintf("%s %d to %d", name, *before, *value)
+			}
 		case bool: // such as drained
 			name = fmt.Sprintf("%s %t to %t", name, !value, value)
 		}

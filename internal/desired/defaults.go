@@ -108,8 +108,11 @@ func (given Given) defaultBGP(b *BGP) {
 		p, path := &b.Peers[i], fieldpath.Item("bgp.peers", i)
 		setDefault(given, fieldpath.Child(path, "port"), &p.Port, 179)
 		setDefault(given, fieldpath.Child(path, "hold-time"), &p.HoldTime, 9*time.Second)
-		if p.Address.IsValid() {
-			setDefault(given, fieldpath.Child(path, "families"), &p.Families, []Family{FamilyOf(p.Address)})
+		switch families := fieldpath.Child(path, "families"); {
+		case p.Interface != "":
+			setDefault(given, families, &p.Families, []Family{IPv4, IPv6})
+		case p.Address.IsValid():
+			setDefault(given, families, &p.Families, []Family{FamilyOf(p.Address)})
 		}
 	}
 }

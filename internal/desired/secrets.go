@@ -4,7 +4,6 @@ package desired
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 )
 
@@ -24,14 +23,14 @@ type SignalKey [16]byte
 // with any of the keys.
 type SignalKeys []SignalKey
 
-// Passwords are the passwords of BGP peers, by the addresses of the peers.
-type Passwords map[netip.Addr]string
+// Passwords are the passwords of BGP peers, by the names of the peers.
+type Passwords map[string]string
 
 // ChangedFrom lists the peers that have a password, and had a different one before.
 func (p Passwords) ChangedFrom(before Passwords) (peers []string) {
-	for _, address := range slices.SortedFunc(maps.Keys(p), netip.Addr.Compare) {
-		if was, ok := before[address]; ok && was != p[address] {
-			peers = append(peers, address.String())
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		if was, ok := before[name]; ok && was != p[name] {
+			peers = append(peers, name)
 		}
 	}
 	return peers

@@ -635,7 +635,7 @@ func TestVIPsWithoutServers(t *testing.T) {
 	})
 	requireRoutes("drained servers", 1, 0)
 	out := command(t, l, "lb1", segue, "status", "--interval", "0s")
-	if want := "NOT ANNOUNCED: 203.0.113.2/32: no service of the VIP can serve: http4-encap"; !strings.Contains(out, want) {
+	if want := "NOT ANNOUNCED: 203.0.113.2/32: none of its services can serve: http4-encap"; !strings.Contains(out, want) {
 		t.Errorf("status does not say %q:\n%s", want, out)
 	}
 	if log := readLog(t, l.Process("lb1", "lb")); !strings.Contains(log, "route WITHDRAWN") {

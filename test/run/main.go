@@ -139,7 +139,8 @@ var behind = []tier{
 
 // longTests are the end-to-end tests of the tier long.
 const longTests = "^(TestInfer|TestInferFaults|TestServerFailures|TestBalancersComeAndGo|TestBFD|" +
-	"TestRoutersOfTheGuide|TestRoutesOfNoDataPath|TestKillsUnderManyConnections|TestStoreFaults|" +
+	"TestBGPUnnumbered|TestBGPRoutes|TestRoutersOfTheGuide|TestRoutesOfNoDataPath|" +
+	"TestKillsUnderManyConnections|TestStoreFaults|" +
 	"TestStoreClusterFaults|TestSchemathesis|TestPersistenceChangesUnderLoad|TestSYNFlood|" +
 	"TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|TestHuntingOverBadLinks|" +
 	"TestServersAndABalancerFailAtOnce|TestHistoryKeepsConnections|TestHintsKeepConnections|" +
@@ -168,7 +169,7 @@ var soak = []tier{
 				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
 				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet|" +
 				"TestSchemathesis|TestServersWithoutTimestamps|TestHintsKeepConnections|TestInferFaults|" +
-				"TestMemoryOfTheProcess|TestBFD|TestRoutesOfNoDataPath|TestSwitch|" +
+				"TestMemoryOfTheProcess|TestBFD|TestBGPUnnumbered|TestRoutesOfNoDataPath|TestSwitch|" +
 				"TestConnectionsMoveBetweenSwitchAndBalancer)$",
 		},
 		args: []string{
