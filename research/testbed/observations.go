@@ -56,7 +56,7 @@ func (b *rig) startObserver(p planned) (o *observer, err error) {
 	interval := p.Case.infer(p.settings).Interval
 	go func() {
 		defer close(o.done)
-		o.err = o.collect(ctx, p, interval)
+		o.err = p.whileArriving(ctx, interval, func(time.Duration) error { return o.observe(p.Case.Name) })
 	}()
 	return o, nil
 }
@@ -79,26 +79,6 @@ func (o *observer) close() (err error) {
 		err = errors.Join(err, view.Close())
 	}
 	return err
-}
-
-// collect observes while requests arrive.
-func (o *observer) collect(ctx context.Context, p planned, interval time.Duration) error {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	end := time.Now().Add(p.duration())
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case now := <-ticker.C:
-			if now.After(end) {
-				return nil
-			}
-			if err := o.observe(p.Case.Name); err != nil {
-				return err
-			}
-		}
-	}
 }
 
 // observe adds one step. A duration that a balancer does not know yet counts as 0.

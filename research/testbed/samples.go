@@ -62,24 +62,37 @@ func (s *sampler) collect(ctx context.Context, b *rig, p planned) (err error) {
 		s.idle = after.idleSince(before)
 		err = errors.Join(err, reading)
 	}()
-	ticker := time.NewTicker(p.byTheClock(sampleInterval))
+	return p.whileArriving(ctx, p.byTheClock(sampleInterval), func(since time.Duration) error {
+		busy, err := b.busy()
+		if err != nil {
+			return err
+		}
+		s.times = append(s.times, since.Seconds()*p.Speed)
+		s.samples.busy = append(s.samples.busy, busy)
+		return nil
+	})
+}
+
+// whileArriving calls f at an interval while requests arrive, with the time since their beginning.
+// Both are by the clock.
+func (p planned) whileArriving(
+	ctx context.Context, interval time.Duration, f func(since time.Duration) error,
+) error {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	began := time.Now()
-	end := began.Add(p.duration())
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case now := <-ticker.C:
-			if now.After(end) {
+			since := now.Sub(began)
+			if since > p.duration() {
 				return nil
 			}
-			busy, err := b.busy()
-			if err != nil {
+			if err := f(since); err != nil {
 				return err
 			}
-			s.times = append(s.times, now.Sub(began).Seconds()*p.Speed)
-			s.samples.busy = append(s.samples.busy, busy)
 		}
 	}
 }
