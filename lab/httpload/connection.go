@@ -54,8 +54,9 @@ type connection struct {
 }
 
 // dial opens a socket and begins the handshake. from is the client address, unless it is the zero
-// address: then the kernel chooses.
-func dial(from netip.Addr, to netip.AddrPort) (descriptor int, err error) {
+// address: then the kernel chooses. With distant, the kernel sends the last packet of the handshake
+// together with the request, or after 200 ms (TCP_DELACK_MAX) if there is none yet.
+func dial(from netip.Addr, to netip.AddrPort, distant bool) (descriptor int, err error) {
 	family, address := socketAddress(to)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -68,6 +69,11 @@ func dial(from netip.Addr, to netip.AddrPort) (descriptor int, err error) {
 	}()
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return -1, fmt.Errorf("TCP_NODELAY: %w", err)
+	}
+	if distant {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 1); err != nil {
+			return -1, fmt.Errorf("TCP_DEFER_ACCEPT: %w", err)
+		}
 	}
 	if from.IsValid() {
 		if err := bind(fd, from); err != nil {

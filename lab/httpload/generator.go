@@ -305,7 +305,7 @@ func (g *generator) closeResting() bool {
 func (g *generator) connect(c *connection) {
 	c.phase, c.begun, c.position, c.descriptor = connecting, g.now(), noDeadline, -1
 	from := g.nextClient()
-	fd, err := dial(from, c.target.Address)
+	fd, err := dial(from, c.target.Address, g.RoundTrip != nil)
 	if err == nil {
 		g.serial++
 		c.descriptor, c.serial = fd, g.serial

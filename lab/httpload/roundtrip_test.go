@@ -11,12 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// TestRoundTrip checks that a distant client sends its request, and the end of its connection, only
-// when replies have reached it. It does so for each way in which a server ends the response.
+// TestRoundTrip checks that a distant client ends its handshake, and sends its request and the end
+// of its connection, only when replies have reached it. It does so for each way in which a server
+// ends the response.
 func TestRoundTrip(t *testing.T) {
 	const n, trip = 200, 30 * time.Millisecond
 	for name, serve := range map[string]func(net.Conn){
@@ -42,6 +45,9 @@ func TestRoundTrip(t *testing.T) {
 		var served atomic.Int64
 		c := config(t, listen(t, func(conn net.Conn, _ *http.Request) {
 			served.Add(1)
+			if rtt := handshake(t, conn); rtt < trip {
+				t.Errorf("%s: the server has waited %v for the end of the handshake, want %v at least", name, rtt, trip)
+			}
 			serve(conn)
 		}), n)
 		// With so many requests at once, ends of connections arrive before responses are read.
@@ -64,6 +70,18 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// handshake returns how long a server waited for the last packet of a connection's handshake.
+func handshake(t *testing.T, conn net.Conn) (rtt time.Duration) {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	testhost.Must(t, err)
+	testhost.Must(t, raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		testhost.Must(t, err)
+		rtt = time.Duration(info.Rtt) * time.Microsecond
+	}))
+	return rtt
+}
+
 // TestRoundTripOfRefused checks that a request fails if the server closes the connection before a
 // distant client would know that the connection exists.
 func TestRoundTripOfRefused(t *testing.T) {
@@ -80,7 +98,7 @@ func TestRoundTripOfRefused(t *testing.T) {
 	}()
 	t.Cleanup(func() { listener.Close() })
 	c := config(t, "http://"+listener.Addr().String(), 3)
-	c.RoundTrip = new(sim.Constant(0.05))
+	c.RoundTrip = new(sim.Constant(0.4)) // the server has the connection after 0.2 s
 	report, _ := runLogged(t, c)
 	if report.Failures[Short.String()] != 3 {
 		t.Errorf("failures %v, want 3 that are too short", report.Failures)

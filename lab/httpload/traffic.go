@@ -49,8 +49,9 @@ type Config struct {
 	Demand *sim.Distribution
 	// RoundTrip, if it is set, lets clients appear to be far away. The generator draws a time from
 	// this distribution, and acts on the end of a handshake, or on a response, only after that
-	// time. So the balancer gets packets at the times at which a distant client would send them. The
-	// times are in seconds, and are divided by Scale. KeepAlive is then not permitted.
+	// time. So the balancer gets packets at the times at which a distant client would send them.
+	// But the last packet of a handshake is never sent later than after 200 ms. The times are in
+	// seconds, and are divided by Scale. KeepAlive is then not permitted.
 	RoundTrip *sim.Distribution
 	// Seed is the seed of arrivals, targets, work and round trips.
 	Seed uint64
