@@ -164,6 +164,33 @@ func TestTheorem1(t *testing.T) {
 	})
 }
 
+// TestBestThreshold checks that small thresholds are better under light loads, and large ones under
+// heavy loads (SRLB, section III-A).
+func TestBestThreshold(t *testing.T) {
+	best := func(load float64) (threshold int) {
+		shortest := math.Inf(1)
+		for c := 1; c <= 16; c++ {
+			s, err := SRc(load, 1, c)
+			testhost.Must(t, err)
+			if mean := s.MeanResponse(); mean < shortest {
+				threshold, shortest = c, mean
+			}
+		}
+		return threshold
+	}
+	former := 1
+	for _, load := range []float64{0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99} {
+		if c := best(load); c < former {
+			t.Errorf("the best threshold is %d at the load %v, and %d at a lower one", c, load, former)
+		} else {
+			former = c
+		}
+	}
+	if best(0.1) != 1 || former < 4 {
+		t.Errorf("the best threshold is %d at the load 0.1, and %d at 0.99", best(0.1), former)
+	}
+}
+
 func TestSteadyErrors(t *testing.T) {
 	for _, test := range []struct {
 		load             float64
