@@ -23,6 +23,7 @@
 #include "query.h"
 #include "quic.h"
 #include "signal.h"
+#include "underlay.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -99,8 +100,17 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 {
 	struct envelope envelope = {};
+	__be16 source_port = 0; /* of the underlay */
 	enum agent_reason why;
 
+	if (underlay_port) {
+		why = take_underlaid(ctx, &source_port);
+		if (why)
+			return why;
+	}
+	/* Otherwise the compiler would merge the frame's start before and after the change of the
+	 * frame, as a number. */
+	barrier_var(ctx);
 	if (!for_host(ctx))
 		return AGENT_PASS_NOT_FOR_HOST;
 	if (host_is_outside && is_intruder(ctx))
@@ -108,7 +118,12 @@ static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 	why = read_envelope(ctx, &envelope);
 	if (why)
 		return why;
-	return carry_out(ctx, &envelope, decide(ctx, &envelope));
+	if (underlay_port && lacks_underlay(&envelope, source_port))
+		return AGENT_DROP_OUTSIDE;
+	why = carry_out(ctx, &envelope, decide(ctx, &envelope));
+	if (underlay_port && leaves_again(why) && !add_underlay(ctx, source_port))
+		return AGENT_DROP_REWRITE;
+	return why;
 }
 
 /* Whether a packet was delivered to the service, and not only to cause a reset. */
@@ -145,6 +160,9 @@ int tc_forward(struct __sk_buff *skb)
 {
 	struct ipv6hdr ip __attribute__((aligned(8))); /* SIDs are read as words */
 
+	if (underlay_port)
+		return left_in_underlay(skb) ? bpf_redirect_neigh(skb->ifindex, NULL, 0, 0)
+					     : TC_ACT_UNSPEC;
 	if (!read_behind_xdp(skb, &ip))
 		return TC_ACT_UNSPEC;
 	if (is_probe_answer(skb, &ip))

@@ -15,6 +15,7 @@
 #include "stats.h"
 #include "sent.h"
 #include "net/tag.h"
+#include "net/underlay.h"
 
 /* How long after the SYN a signal reports the load that the first candidate told. */
 #define FIRST_LIFETIME 250000000ULL /* ns */
@@ -33,7 +34,9 @@ struct inserted_signal {
 /* Bytes that a signal adds to a packet of the flow. */
 static __always_inline __u32 signal_size(const struct agent_flow *flow)
 {
-	return flow->encapsulation == ENCAP_SRV6_INSERT ? srh_size(3) : sizeof(struct ipv6hdr);
+	if (flow->encapsulation == ENCAP_SRV6_INSERT)
+		return srh_size(3);
+	return sizeof(struct ipv6hdr) + (underlay_port ? UNDERLAY_SIZE : 0);
 }
 
 /*
@@ -102,6 +105,39 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &header, sizeof(header), 0);
 }
 
+/* Makes room for a signal's headers, and writes them. */
+static __always_inline bool put_signal(struct __sk_buff *skb, const struct ipv6hdr *ip)
+{
+	__be16 ethertype = bpf_htons(ETH_P_IPV6);
+
+	return !bpf_skb_adjust_room(skb, sizeof(*ip), BPF_ADJ_ROOM_MAC,
+				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) &&
+	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
+				    sizeof(ethertype), 0) &&
+	       !bpf_skb_store_bytes(skb, ETH_HLEN, ip, sizeof(*ip), 0);
+}
+
+/* The same with the underlay in front of the headers. */
+static __always_inline bool put_underlaid_signal(struct __sk_buff *skb, const struct ipv6hdr *ip)
+{
+	struct {
+		struct underlay_header outer;
+		struct ipv6hdr ip;
+	} headers;
+	__be16 ethertype = bpf_htons(ETH_P_IP);
+	__u64 to = *(const __u64 *)&ip->daddr;
+
+	headers.ip = *ip;
+	write_underlay(&headers.outer, node_locator, to, ipv6_traffic_class(ip),
+		       sizeof(*ip) + bpf_ntohs(ip->payload_len),
+		       underlay_source_port(bpf_get_hash_recalc(skb)));
+	return !bpf_skb_adjust_room(skb, sizeof(headers), BPF_ADJ_ROOM_MAC,
+				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP) &&
+	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
+				    sizeof(ethertype), 0) &&
+	       !bpf_skb_store_bytes(skb, ETH_HLEN, &headers, sizeof(headers), 0);
+}
+
 /* Puts an outer IPv6 header with a signal around the packet. It has a flow label of the flow (RFC
  * 6438), and the packet's traffic class (RFC 2983, RFC 6040). False: it
  * failed, and the packet must be dropped. */
@@ -109,8 +145,7 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 					const struct agent_flow *flow, __u64 sid_low, __u64 report)
 {
 	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
-	__be16 ethertype = bpf_htons(ETH_P_IPV6);
-	struct ipv6hdr ip = {};
+	struct ipv6hdr ip __attribute__((aligned(8))) = {}; /* SIDs are written as words */
 
 	*(__be32 *)&ip = (sent->version_class_label & bpf_htonl(0xfff00000)) |
 			 bpf_htonl(bpf_get_hash_recalc(skb) & 0xfffff);
@@ -119,11 +154,7 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	ip.hop_limit = OUTER_HOP_LIMIT;
 	write_node(&ip.saddr, report);
 	write_signal_sid(&ip.daddr, flow, sid_low);
-	return !bpf_skb_adjust_room(skb, sizeof(ip), BPF_ADJ_ROOM_MAC,
-				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) &&
-	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
-				    sizeof(ethertype), 0) &&
-	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
+	return underlay_port ? put_underlaid_signal(skb, &ip) : put_signal(skb, &ip);
 }
 
 /* Whether a signal still reports the first candidate, because the flow was entered recently. The

@@ -42,7 +42,9 @@ enum agent_reason {
 
 	/* For a SID or a VIP of this node, but dropped. */
 	AGENT_DROP_IP_HEADER,
-	AGENT_DROP_OUTSIDE, /* a packet that only hosts of the domain may send */
+	AGENT_DROP_OUTSIDE,  /* a packet that only hosts of the domain may send */
+	AGENT_DROP_STRANGER, /* to the port of the underlay, of another host than its sources */
+	AGENT_DROP_UNDERLAY, /* malformed in the underlay, or not to a SID of this node */
 	AGENT_DROP_UNKNOWN_FUNCTION,
 	AGENT_DROP_EXTENSION, /* truncated hop-by-hop options */
 	AGENT_DROP_FRAGMENT,

@@ -190,6 +190,22 @@ __noinline int take_for_balancer(struct xdp_md *ctx, struct packet *pkt)
 	}
 }
 
+/* Handles a packet of a server to the balancer itself, and a returned packet as a client's. */
+static __always_inline int handle_own(struct xdp_md *ctx, struct packet *pkt)
+{
+	int verdict = take_for_balancer(ctx, pkt);
+
+	return verdict == NO_VERDICT ? handle_in_full(ctx, pkt, PARSE_OK, 0, 0) : verdict;
+}
+
+/* Handles a packet to this host's port of the underlay. */
+static __always_inline int handle_underlaid(struct xdp_md *ctx, struct packet *pkt)
+{
+	enum lb_reason why = take_underlaid(ctx, pkt);
+
+	return why ? leave(ctx, pkt, why) : handle_own(ctx, pkt);
+}
+
 /* Decides about a packet and acts on the frame. `pkt` must be zero. Returns the verdict. */
 static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 {
@@ -198,22 +214,20 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	struct flow flow;
 	enum parse_result result;
 	enum lb_reason why;
-	int verdict;
 
 	if (!from_host_to_host(ctx))
 		return leave(ctx, pkt, for_host(ctx) ? LB_DROP_GROUP_SOURCE : LB_PASS_NOT_FOR_HOST);
 	result = parse(ctx, pkt);
 	if (dry_run && whole_length)
 		pkt->length = whole_length;
-	if (result && is_to_balancer(pkt, result)) {
-		verdict = take_for_balancer(ctx, pkt);
-		return verdict == NO_VERDICT ? handle_in_full(ctx, pkt, PARSE_OK, 0, 0) : verdict;
-	}
+	if (result && is_to_balancer(pkt, result))
+		return underlay_port ? leave(ctx, pkt, LB_DROP_OUTSIDE) : handle_own(ctx, pkt);
 	if (result || !is_plain(pkt))
 		return handle_in_full(ctx, pkt, result, 0, 0);
 	why = classify(pkt, &service);
 	if (why == LB_PASS_NOT_VIP)
-		return leave(ctx, pkt, drop_if_intruder(pkt, why));
+		return is_underlaid(pkt) ? handle_underlaid(ctx, pkt)
+					 : leave(ctx, pkt, drop_if_intruder(pkt, why));
 	flow.place = flow.signature = 0; /* unless lookup_plain() hashes the flow */
 	if (why || !lookup_plain(ctx, pkt, &service, &flow, &segments))
 		return handle_in_full(ctx, pkt, PARSE_OK, flow.place, flow.signature);

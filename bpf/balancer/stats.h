@@ -69,6 +69,8 @@ enum lb_reason {
 	LB_DROP_ICMP_QUOTE,	 /* an error that names no flow from the VIP */
 	LB_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
 	LB_DROP_OUTSIDE,	 /* a packet that only hosts of the domain may send */
+	LB_DROP_STRANGER,	 /* to the port of the underlay, of another host than its sources */
+	LB_DROP_UNDERLAY,	 /* malformed in the underlay, or not for the balancer itself */
 	LB_DROP_SIGNAL,		 /* a malformed signal, or answer to a probe */
 	LB_DROP_SENDER,		 /* a signal, a returned packet or an answer of a wrong sender */
 	LB_DROP_TAG,		 /* a signal without a valid tag */

@@ -15,6 +15,10 @@
  * drivers, such as ixgbe, leave 192 bytes, of which the kernel keeps 40. The headers for six
  * servers need up to 144 bytes of the rest (srv6-encap with the whole list). */
 #define FEW_SEGMENTS 6
+/* The same with the underlay, which adds 28 bytes. */
+#define FEW_UNDERLAID 4
+/* The most servers of a list with the underlay: MAX_SEGMENTS has the reason. */
+#define MOST_UNDERLAID 9
 /* The most generations of its servers that a service's candidate table holds. */
 #define MAX_GENERATIONS 4
 /* No server has this slot. It fills rows that have fewer candidates than others. */

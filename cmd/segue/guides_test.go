@@ -16,14 +16,14 @@ import (
 
 // TestCommandsInGuides parses all commands in the guides for operators.
 func TestCommandsInGuides(t *testing.T) {
-	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/drain.md", "../../docs/operate/deploy.md", "../../docs/operate/ipv4.md",
+	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/drain.md", "../../docs/operate/deploy.md", "../../docs/operate/ipv4.md", "../../docs/operate/ipv4-fabric.md",
 		"../../docs/operate/upgrade.md", "../../docs/operate/install.md", "../../docs/operate/container.md", "../../docs/operate/incidents.md")
 }
 
 // TestConfigurationsInGuides checks that the files that a guide writes are valid and fit together.
 func TestConfigurationsInGuides(t *testing.T) {
 	file := regexp.MustCompile(`(?ms)^ *cat > /etc/segue/(\S+) <<EOF\n(.*?)^ *EOF$`)
-	for _, guide := range []string{"README.md", "docs/operate/ipv4.md"} {
+	for _, guide := range []string{"README.md", "docs/operate/ipv4.md", "docs/operate/ipv4-fabric.md"} {
 		text, err := os.ReadFile("../../" + guide)
 		testhost.Must(t, err)
 		args, dir := []string{"check"}, t.TempDir()

@@ -522,7 +522,11 @@ func describeEntry(e *inspect.TracedEntry) string {
 }
 
 func describeEncapsulation(e *inspect.TracedEncapsulation) string {
-	text := fmt.Sprintf("%s, adds %d bytes", e.Kind, e.Added)
+	text := string(e.Kind)
+	if u := e.Underlay; u != nil {
+		text += fmt.Sprintf(" in UDP from %s to %s", u.Source, u.Destination)
+	}
+	text += fmt.Sprintf(", adds %d bytes", e.Added)
 	if e.MaxLength > 0 {
 		text += fmt.Sprintf(", packets up to %d bytes fit", e.MaxLength)
 	}

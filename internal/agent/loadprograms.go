@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 
@@ -84,6 +85,7 @@ func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ 
 	}
 	variables := constants(&k.flowKeys)
 	variables[agentVarHostIsOutside] = !node.IsInternal()
+	maps.Copy(variables, datapath.UnderlayConstants(node.Underlay))
 	return variables, nil
 }
 

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 	"testing"
@@ -20,15 +21,25 @@ import (
 // emptied. Most of the time of a test would otherwise be the verifier's work. Only the first process
 // of an instance uses loaded objects again: a process that follows it loads its own.
 type reusable struct {
-	isInternal bool               // the only other constant of the programs
-	keys       agentAgentFlowKeys // constants of the programs
-	objects    *agentObjects      // nil before the first test has loaded them
-	dry        *dryRun            // nil before a test has needed it
+	constants programConstants
+	keys      agentAgentFlowKeys // further constants of the programs
+	objects   *agentObjects      // nil before the first test has loaded them
+	dry       *dryRun            // nil before a test has needed it
+}
+
+// programConstants are the settings on which the programs depend.
+type programConstants struct {
+	isInternal bool
+	underlay   string
+}
+
+func constantsOf(node *desired.AgentNode) programConstants {
+	return programConstants{node.IsInternal(), fmt.Sprint(node.Underlay)}
 }
 
 var (
 	reuse sync.Mutex
-	idle  = map[bool][]*reusable{} // by isInternal
+	idle  = map[programConstants][]*reusable{}
 	// used contains those that a test uses.
 	used = map[*kernel]*reusable{}
 )
@@ -44,9 +55,9 @@ func reuseFor(t testing.TB, node *desired.AgentNode) *reusable {
 	t.Helper()
 	reuse.Lock()
 	defer reuse.Unlock()
-	r := &reusable{isInternal: node.IsInternal()}
-	if n := len(idle[r.isInternal]); n > 0 {
-		r, idle[r.isInternal] = idle[r.isInternal][n-1], idle[r.isInternal][:n-1]
+	r := &reusable{constants: constantsOf(node)}
+	if n := len(idle[r.constants]); n > 0 {
+		r, idle[r.constants] = idle[r.constants][n-1], idle[r.constants][:n-1]
 		testhost.Must(t, r.begin(node.Instance))
 	}
 	t.Cleanup(func() { r.end(t) })
@@ -98,7 +109,7 @@ func (r *reusable) end(t testing.TB) {
 	}
 	reuse.Lock()
 	defer reuse.Unlock()
-	idle[r.isInternal] = append(idle[r.isInternal], r)
+	idle[r.constants] = append(idle[r.constants], r)
 }
 
 // A test that uses a data path again finds its maps as a load makes them.

@@ -64,7 +64,7 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 			c.assigned[s.VIP] = true
 		}
 		if s.Protocol == desired.TCP { // only TCP has an MSS
-			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, cfg.Node.Addresses, mtu))
+			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, &cfg.Node, mtu))
 		}
 		if s.Accept.Policy != "" { // the service can be offered connections
 			c.acceptances[serviceKey(s)] = newAcceptance(s)
@@ -109,14 +109,14 @@ const (
 )
 
 // segmentSize returns the largest MSS of a service, in bytes, whose segments still fit the path
-// from the balancers. It is the MTU, less the encapsulation with one SRv6 segment, less the IP and
-// TCP headers without options (RFC 9293 section 3.7.1, RFC 6691).
-func segmentSize(s desired.AgentService, tunnels []netip.Addr, mtu int) int {
+// from the balancers. It is the MTU, less the encapsulation with one SRv6 segment and the underlay,
+// less the IP and TCP headers without options (RFC 9293 section 3.7.1, RFC 6691).
+func segmentSize(s desired.AgentService, node *desired.AgentNode, mtu int) int {
 	ip := ipv6Header
 	if s.VIP.Is4() {
 		ip = ipv4Header
 	}
-	return mtu - s.Encapsulation.Overhead(tunnels) - ip - tcpHeader
+	return mtu - node.Overhead(s.Encapsulation) - ip - tcpHeader
 }
 
 // write writes the content to the tables.

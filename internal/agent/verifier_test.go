@@ -22,7 +22,7 @@ func TestVerifierWork(t *testing.T) {
 	}
 	defer objects.Close()
 	most := map[string]uint32{
-		"xdp_agent":           70_000,
+		"xdp_agent":           75_000,
 		"tc_agent":            24_000,
 		"tc_forward":          500,
 		"count_connections":   4_000,

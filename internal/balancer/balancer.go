@@ -528,7 +528,7 @@ func (b *Balancer) reload(
 func (b *Balancer) restore(ctx context.Context) {
 	if err := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); err != nil {
 		b.log.Error("restore the configuration before", "error", err)
-		b.resolver.SetTargets(ctx, targetsOf(b.cfg))
+		b.resolver.SetTargets(ctx, b.waysTo(targetsOf(b.cfg)))
 		return
 	}
 	b.setTargets(ctx) // the restored servers may have other slots than before
@@ -542,7 +542,7 @@ func (b *Balancer) widen(cfg *desired.Balancer) error {
 
 // setTargets passes the servers of the configuration to the resolver, the checker and the prober.
 func (b *Balancer) setTargets(ctx context.Context) {
-	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
+	b.resolver.SetTargets(ctx, b.waysTo(targetsOf(b.cfg)))
 	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 }
@@ -564,6 +564,9 @@ func (b *Balancer) leadChecks() {
 	}
 	link := b.own[len(b.own)-1] // towards the servers
 	egress := health.PathInterface{Name: link.Name, Index: link.Index, MTU: link.MTU}
+	if b.cfg.Node.Underlay != nil {
+		egress.MTU -= desired.UnderlayOverhead
+	}
 	if err := b.path.Set(egress, vips, b.cfg.Node.Addresses); err != nil {
 		b.log.Warn("cannot remove the rules of interfaces that are gone", "error", err)
 	}

@@ -259,7 +259,7 @@ func (f *fixture) route() {
 	for _, m := range f.services.members() {
 		if link := f.linkOf(m.Name); link != "" {
 			to := target(&m.Server)
-			f.hops[to] = nexthop.Hop{MAC: hopMAC(to), Link: f.link(link), Silent: f.silent[m.Name]}
+			f.hops[f.wayTo(to)] = nexthop.Hop{MAC: hopMAC(to), Link: f.link(link), Silent: f.silent[m.Name]}
 		}
 	}
 	f.applyHops()

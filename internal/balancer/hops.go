@@ -24,6 +24,25 @@ func target(server *desired.Server) netip.Addr {
 	return server.Address
 }
 
+// wayTo returns the address whose route the packets to a target take. On an underlay, that is the
+// IPv4 address of the host.
+func (b *Balancer) wayTo(target netip.Addr) netip.Addr {
+	if b.cfg.Node.Underlay != nil && target.Is6() {
+		return desired.UnderlayAddress(target)
+	}
+	return target
+}
+
+// waysTo returns the addresses whose routes packets to targets take, each of them once.
+func (b *Balancer) waysTo(targets []netip.Addr) []netip.Addr {
+	all := make([]netip.Addr, len(targets))
+	for i, t := range targets {
+		all[i] = b.wayTo(t)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
 // serversOf iterates over the servers of a configuration, each with its service.
 func serversOf(cfg *desired.Balancer) iter.Seq2[*desired.Service, *desired.Server] {
 	return func(yield func(*desired.Service, *desired.Server) bool) {
@@ -63,7 +82,7 @@ func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
 	if len(added) == 0 {
 		return
 	}
-	b.resolver.SetTargets(ctx, slices.Concat(present, added))
+	b.resolver.SetTargets(ctx, b.waysTo(slices.Concat(present, added)))
 	var patience <-chan time.Time
 	for !b.resolved(added) {
 		b.arm()
@@ -132,7 +151,7 @@ func (b *Balancer) applyHopsOf(name string) {
 // this process has attached the data path. If the interface cannot get a port number, applyHop logs
 // that, and the next hop stays.
 func (b *Balancer) applyHop(m *member) {
-	to := target(&m.Server)
+	to := b.wayTo(target(&m.Server))
 	hop, ok := b.hops[to]
 	m.setReason(dataplane.Unresolved, true, b.problems[to]) // empty if the member has a next hop
 	if !ok {
@@ -181,14 +200,15 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !noted.Routed { // nothing is known of the target's route
 			continue
 		}
-		hop, isShared := hops[target(server)] // with a server of another service
+		to := b.wayTo(target(server))
+		hop, isShared := hops[to] // with a server of another service
 		// The route of a target is the default route if none of its servers had its own.
 		hop.Default = !noted.Routed && (!isShared || hop.Default)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)
 			hop.Link.Index = b.plane.Ports.Ifindex(port)
 		}
-		hops[target(server)] = hop
+		hops[to] = hop
 	}
 	return hops
 }
@@ -196,7 +216,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 // resolved tells whether all targets have a next hop.
 func (b *Balancer) resolved(targets []netip.Addr) bool {
 	for _, t := range targets {
-		if _, ok := b.hops[t]; !ok {
+		if _, ok := b.hops[b.wayTo(t)]; !ok {
 			return false
 		}
 	}

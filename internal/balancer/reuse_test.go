@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 	"testing"
@@ -33,6 +34,7 @@ type constants struct {
 	shift      uint32
 	jiffy      time.Duration
 	features   dataplane.Features
+	underlay   string
 }
 
 // narrowed are the instances whose programs have only the features that their services need. All
@@ -61,7 +63,7 @@ const identityMap = "identity"
 // the test has ended, and has removed the instance, other tests can use the data path.
 func reusableFor(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *reusable {
 	t.Helper()
-	key := constants{cfg.Node.Limits, cfg.Node.Seed, cfg.Node.IsInternal(), clock.Shift, clock.Jiffy, dataplane.FeaturesOf(cfg)}
+	key := constants{cfg.Node.Limits, cfg.Node.Seed, cfg.Node.IsInternal(), clock.Shift, clock.Jiffy, dataplane.FeaturesOf(cfg), fmt.Sprint(cfg.Node.Underlay)}
 	reuse.Lock()
 	defer reuse.Unlock()
 	r := &reusable{constants: key}

@@ -88,7 +88,7 @@ func (b *Balancer) prepare(
 // start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
 // first update. If the context ends before that, start returns nil, and nothing is attached.
 func (b *Balancer) start(ctx context.Context) error {
-	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
+	b.resolver.SetTargets(ctx, b.waysTo(targetsOf(b.cfg)))
 	// patience begins at the resolver's first update: no next hop can be known before.
 	var patience <-chan time.Time
 	for !b.attached {

@@ -447,7 +447,7 @@ func (i *inspection) narrowPath(b *desired.Balancer) {
 		}
 		// Where an agent clamps the MSS, clients send no packets that do not fit.
 		isUnclamped := s.Protocol == desired.UDP || s.Encapsulation.IsTunnel()
-		if need := clientMTU + s.Encapsulation.Overhead(tunnels); isUnclamped && mtu < need {
+		if need := clientMTU + b.Node.Overhead(s.Encapsulation, tunnels); isUnclamped && mtu < need {
 			i.findf(fieldpath.Child(fieldpath.Item("services", n), "encapsulation"), "packets of %d bytes do not fit: %s has an "+
 				"MTU of %d, and clients behind filters for ICMP are not told; raise the MTU on the way to the servers "+
 				"to %d", clientMTU, out, mtu, need)

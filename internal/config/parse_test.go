@@ -245,7 +245,7 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, tunnel-sources, reject, drop-removed-vips, seed, limits, state, signal-key, switch
+`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, tunnel-sources, underlay, reject, drop-removed-vips, seed, limits, state, signal-key, switch
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice; first in line 3
 line 5: node.seed: must be a whole number from 0 to 18446744073709551615

@@ -169,7 +169,26 @@ func (c *comparison) trust(b, a *Side) {
 		c.differ(a, "node.balancers", "contains no prefix with the locator %s of the balancer: %s", locator,
 			b.at("node.locator"))
 	}
+	c.underlay(b, a)
 	c.keys(b, a)
+}
+
+// underlay compares the underlays of both sides.
+func (c *comparison) underlay(b, a *Side) {
+	const at, port, sources = "node.underlay", "node.underlay.port", "node.underlay.sources"
+	own, other := b.Balancer.Node.Underlay, a.Agent.Node.Underlay
+	switch {
+	case own == nil && other == nil:
+	case other == nil:
+		c.differ(a, at, "missing, and the balancer has one: %s", b.at(sources))
+	case own == nil:
+		c.differ(b, at, "missing, and the agent has one: %s", a.at(sources))
+	case own.Port != other.Port:
+		c.differ(a, port, "is %d on the balancer: %s", own.Port, b.at(port))
+	case !other.Accepts(desired.UnderlayAddress(b.Balancer.Node.Locator.Addr())):
+		c.differ(a, sources, "contains no prefix with the address of the balancer, which is in its locator: %s",
+			b.at("node.locator"))
+	}
 }
 
 // keys compares the keys for signals. It never shows them. It does not compare files that do not

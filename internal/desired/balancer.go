@@ -57,6 +57,8 @@ type BalancerNode struct {
 	// source is one of its addresses, so that the packets to a server do not all arrive in one
 	// receive queue. Without it, the outer source is always the one in Addresses.
 	TunnelSources netip.Prefix `yaml:"tunnel-sources,omitempty"`
+	// Underlay carries the packets of srv6-encap in IPv4; nil: they are IPv6 packets on the fabric.
+	Underlay *Underlay `yaml:"underlay,omitempty"`
 	// Reject tells whether the balancer answers packets that no server gets by a reset or an ICMP
 	// error. No server gets a packet if the VIP has no service for the port, or if the service has no
 	// server for new flows. Default true.

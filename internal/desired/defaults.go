@@ -69,6 +69,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	if b.Node.Switch != nil {
 		setDefault(given, "node.switch.election-id", &b.Node.Switch.ElectionID, 1)
 	}
+	given.defaultUnderlay(b.Node.Underlay)
 	given.defaultBGP(b.BGP)
 	given.defaultStore(b.Store)
 }
@@ -243,6 +244,7 @@ func (a *Agent) SetDefaults(given Given) {
 	yes := true
 	setDefault(given, "node.internal", &a.Node.Internal, &yes)
 	setDefault(given, "node.assign-vips", &a.Node.AssignVIPs, &yes)
+	given.defaultUnderlay(a.Node.Underlay)
 	setDefault(given, "node.state", &a.Node.State, defaultState)
 	for i := range a.Services {
 		given.defaultAgentService(&a.Services[i], fieldpath.Item("services", i))

@@ -36,6 +36,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.interface", b.Node.Interface),
 		setting("node.inside", b.Node.Inside),
 		setting("node.internal", b.Node.IsInternal()),
+	}, b.Node.Underlay.fixed(), []Setting{
 		setting(SeedField, b.Node.Seed),
 		setting("node.state", b.Node.State),
 		setting("node.limits.flows", b.Node.Limits.Flows),
@@ -58,15 +59,16 @@ func (b *Balancer) Fixed() []Setting {
 
 // Fixed returns the fields whose change needs a restart.
 func (a *Agent) Fixed() []Setting {
-	return []Setting{
+	return slices.Concat([]Setting{
 		setting("node.instance", a.Node.Instance),
 		setting("node.interface", a.Node.Interface),
 		setting("node.internal", a.Node.IsInternal()),
+	}, a.Node.Underlay.fixed(), []Setting{
 		setting("node.state", a.Node.State),
 		setting("api.group", a.API.Group),
 		setting("metrics.listen", a.Metrics.Listen),
 		setting("poll.listen", a.Poll.Listen),
-	}
+	})
 }
 
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }

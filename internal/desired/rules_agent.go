@@ -35,6 +35,7 @@ func (r *rules) checkAgent(a *Agent) {
 	r.checkPresent(len(a.Services))
 	r.checkServices(a.Services)
 	r.checkLocatorNeeded(a.Services, a.Node.Locator)
+	r.checkUnderlay(a.Node.Underlay, a.Node.Locator, a.Services)
 	for i, s := range a.Services {
 		if s.Encapsulation.IsTunnel() && len(a.Node.Addresses) == 0 {
 			r.failf("node.addresses", "required by %s, whose encapsulation is %s", fieldpath.Item("services", i), s.Encapsulation)
@@ -47,6 +48,9 @@ func (r *rules) checkAgent(a *Agent) {
 			fieldpath.Item("services", srv6), a.Services[srv6].Encapsulation)
 	}
 	vips := newVIPs(a.Services)
+	if a.Node.Underlay != nil && a.Node.Locator.IsValid() {
+		vips.checkNotVIP(r, "node.locator", UnderlayAddress(a.Node.Locator.Addr()))
+	}
 	for i, address := range a.Node.Addresses {
 		vips.checkNotVIP(r, fieldpath.Item("node.addresses", i), address)
 	}

@@ -96,6 +96,7 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	}
 	r.checkServices(common)
 	r.checkLocatorNeeded(common, b.Node.Locator)
+	r.checkUnderlay(b.Node.Underlay, b.Node.Locator, common)
 	total := 0
 	for i := range b.Services {
 		total += len(b.Services[i].Servers)
@@ -104,7 +105,7 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 		}
 		r.checkService(fieldpath.Item("services", i), &b.Services[i])
 		r.checkProbe(fieldpath.Child(fieldpath.Item("services", i), "probe"), &b.Services[i], &b.Node)
-		r.checkServers(fieldpath.Item("services", i), &b.Services[i], b.Node.Locator)
+		r.checkServers(fieldpath.Item("services", i), &b.Services[i], &b.Node)
 	}
 	if limit := b.Node.Limits.Servers; total > int(limit) {
 		r.failf("node.limits.servers", "all services together have %d servers, and the limit is %d", total, limit)
@@ -315,6 +316,9 @@ func (r *rules) checkSwitch(node *BalancerNode) {
 	if to.NetworkPort == to.HostPort && to.HostPort != 0 {
 		r.failf(fieldpath.Child(at, "host-port"), "must not be the network-port, %d", to.NetworkPort)
 	}
+	if node.Underlay != nil {
+		r.failf("node.underlay", "must not be set with node.switch: the switch sends IPv6 packets to servers")
+	}
 	if node.Inside != "" {
 		r.failf("node.inside", "must not be set with node.switch, whose packets to servers leave by the network-port")
 	}
@@ -357,7 +361,7 @@ func (r *rules) checkProbe(path string, s *Service, node *BalancerNode) {
 }
 
 // checkServers checks the servers of a service, apart from conflicts with other services.
-func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
+func (r *rules) checkServers(path string, s *Service, node *BalancerNode) {
 	names := make(map[string]string)
 	locators := make(map[netip.Prefix]string)
 	addresses := make(map[netip.Addr]string)
@@ -372,9 +376,10 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 		r.checkPresence(fieldpath.Child(at, "locator"), server.Locator.IsValid(), s.Encapsulation.IsSRv6(), s.Encapsulation)
 		r.checkLocator(fieldpath.Child(at, "locator"), server.Locator)
 		checkUnique(r, locators, server.Locator, fieldpath.Child(at, "locator"))
-		if server.Locator.IsValid() && server.Locator == own {
+		if server.Locator.IsValid() && server.Locator == node.Locator {
 			r.failf(fieldpath.Child(at, "locator"), "is the balancer's own")
 		}
+		r.checkUnderlaidServer(at, &server, node)
 
 		r.checkPresence(fieldpath.Child(at, "address"), server.Address.IsValid(), s.Encapsulation.IsTunnel(), s.Encapsulation)
 		r.checkAddress(fieldpath.Child(at, "address"), server.Address)
@@ -435,6 +440,9 @@ func (r *rules) checkTunnelsNeeded(b *Balancer) {
 func (r *rules) checkVIPs(b *Balancer, all vips) {
 	locators := locatorsOf(b, all)
 	own := make(map[netip.Addr]bool)
+	if b.Node.Underlay != nil && b.Node.Locator.IsValid() {
+		all.checkNotVIP(r, "node.locator", UnderlayAddress(b.Node.Locator.Addr()))
+	}
 	for i, address := range b.Node.Addresses {
 		own[address] = true
 		all.checkNotVIP(r, fieldpath.Item("node.addresses", i), address)

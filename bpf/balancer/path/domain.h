@@ -9,6 +9,8 @@
 
 #include "net/host.h"
 #include "net/srv6.h"
+#include "net/underlay.h"
+#include "balancer/path/unwrap.h"
 #include "balancer/stats.h"
 
 /* Locators of the balancer and of all servers, in memory order. While they are replaced, old and
@@ -41,6 +43,40 @@ static __always_inline enum lb_reason drop_if_intruder(const struct packet *pkt,
 	if (why == LB_PASS_NOT_VIP && is_domain_sid(&pkt->key.destination))
 		return LB_DROP_OUTSIDE;
 	return why;
+}
+
+/* Whether a packet came by the underlay: it is to this host's port of it. */
+static __always_inline bool is_underlaid(const struct packet *pkt)
+{
+	const struct flow_key *key = &pkt->key;
+
+	return underlay_port && key->destination_port == underlay_port &&
+	       key->protocol == IPPROTO_UDP && is_ipv4(&key->destination) &&
+	       key->destination.s6_addr32[3] == underlay_address(node_locator);
+}
+
+/* Takes a packet out of the underlay, and parses it again. Only packets to the balancer itself come
+ * by the underlay. Returns LB_NONE, or why the packet is dropped. Not inlined: see
+ * handle_in_full. */
+__noinline int take_underlaid(struct xdp_md *ctx, struct packet *pkt)
+{
+	enum parse_result result;
+
+	if (!pkt || !underlay_port)
+		return LB_DROP_UNDERLAY;
+	if (host_is_outside)
+		return LB_DROP_OUTSIDE;
+	switch (remove_underlay(ctx, node_locator)) {
+	case UNDERLAY_REMOVED:
+		break;
+	case UNDERLAY_STRANGER:
+		return LB_DROP_STRANGER;
+	default:
+		return LB_DROP_UNDERLAY;
+	}
+	__builtin_memset(pkt, 0, sizeof(*pkt));
+	result = parse(ctx, pkt);
+	return result && is_to_balancer(pkt, result) ? LB_NONE : LB_DROP_UNDERLAY;
 }
 
 #endif

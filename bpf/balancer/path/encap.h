@@ -8,6 +8,8 @@
  *	gre		4 + outer header		RFC 2784, RFC 7676; 44 over IPv6
  *	ipip		outer header			RFC 2003, RFC 2473; 40 over IPv6
  *
+ * On a fabric without IPv6, srv6-encap also gets the 28 bytes of the underlay (net/underlay.h).
+ *
  * Outer headers copy DSCP (RFC 2983, the uniform model) and ECN (RFC 6040
  * section 4.1), and take their flow label from the flow's hash (RFC 6438).
  */
@@ -20,6 +22,7 @@
 #include "net/parse.h"
 #include "balancer/segments.h"
 #include "net/srv6.h"
+#include "net/underlay.h"
 
 #define FLOW_LABEL_MASK 0xfffff
 #define IP_FLAG_DF 0x4000
@@ -33,10 +36,18 @@ struct encap {
 	const struct server *server; /* the first one to visit */
 	__u32 flow_label;	     /* a hash of the flow; its low bits are the label */
 	__u32 count;		     /* of segments */
-	__u32 size;		     /* bytes to add */
+	__u32 size;		     /* bytes to add, without those of the underlay */
+	__u32 underlay;		     /* bytes of the underlay: a constant where it is used */
 	void *layer3;		     /* where the headers go, once there is room */
 	const void *end;	     /* of the frame */
 };
+
+/* Bytes that the underlay adds to an encapsulation. It carries srv6-encap only: no service with an
+ * underlay has srv6-insert (internal/desired). */
+static __always_inline __u32 underlay_size(enum encapsulation kind)
+{
+	return underlay_port && kind == ENCAP_SRV6_ENCAP ? UNDERLAY_SIZE : 0;
+}
 
 /* Bytes of the outer IP header of a tunnel to a server. */
 static __always_inline __u32 outer_size(const struct server *server)
@@ -72,6 +83,8 @@ static __always_inline __be16 outer_ethertype(enum encapsulation kind, const str
 {
 	bool is_tunnel = kind == ENCAP_GRE || kind == ENCAP_IPIP;
 
+	if (encap->underlay)
+		return bpf_htons(ETH_P_IP);
 	return bpf_htons(is_tunnel && encap->server->flags & SERVER_IPV4 ? ETH_P_IP : ETH_P_IPV6);
 }
 
@@ -380,17 +393,47 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 	return false;
 }
 
-/* Grows the frame by encap->size bytes. If the driver left too little room for a long list, the
- * list is shortened to FEW_SEGMENTS. False: there is no room for that list either. */
+/* Grows the frame by all bytes to add. If the driver left too little room for a long list, the list
+ * is shortened to FEW_SEGMENTS, or to FEW_UNDERLAID. False: there is no room for that list
+ * either. */
 static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind, struct encap *encap)
 {
-	if (!bpf_xdp_adjust_head(ctx, -(int)encap->size))
+	const __u32 few = encap->underlay ? FEW_UNDERLAID : FEW_SEGMENTS;
+
+	if (!bpf_xdp_adjust_head(ctx, -(int)(encap->size + encap->underlay)))
 		return true;
-	if (encap->count <= FEW_SEGMENTS)
+	if (encap->count <= few)
 		return false;
-	encap->count = FEW_SEGMENTS;
+	encap->count = few;
 	encap->size = encap_size(kind, encap);
-	return !bpf_xdp_adjust_head(ctx, -(int)encap->size);
+	return !bpf_xdp_adjust_head(ctx, -(int)(encap->size + encap->underlay));
+}
+
+/* Writes the headers of the underlay, and makes them the start of layer 3. False: the frame is too
+ * short. */
+static __always_inline bool underlay(struct encap *encap)
+{
+	struct underlay_header *outer = encap->layer3;
+	const struct ipv6hdr *ip = (void *)(outer + 1);
+	const struct server *server = encap->server;
+
+	if ((void *)(ip + 1) > encap->end)
+		return false;
+	write_underlay(outer, *(const __u64 *)&server->source, *(const __u64 *)&server->address,
+		       traffic_class(encap->pkt), encap->pkt->length + encap->size,
+		       underlay_source_port(encap->flow_label));
+	return true;
+}
+
+/* Writes all headers but Ethernet's. There is room for them at `layer3`. */
+static __always_inline bool write_all(struct xdp_md *ctx, enum encapsulation kind,
+				      struct encap *encap, void *layer3)
+{
+	encap->layer3 = layer3 + encap->underlay;
+	if (!write_headers(ctx, kind, encap))
+		return false;
+	encap->layer3 = layer3;
+	return !encap->underlay || underlay(encap);
 }
 
 /* Makes room for the headers, and writes all but Ethernet's. False when the driver left too little
@@ -403,9 +446,8 @@ static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation k
 		return false;
 	if (!grow(ctx, kind, encap))
 		return false;
-	encap->layer3 = frame_start(ctx) + ETH_HLEN;
 	encap->end = frame_end(ctx);
-	return write_headers(ctx, kind, encap);
+	return write_all(ctx, kind, encap, frame_start(ctx) + ETH_HLEN);
 }
 
 /* Writes the Ethernet header. It uses words instead of the packed struct, for which the compiler

@@ -40,16 +40,19 @@ static __always_inline bool encapsulate_skb(struct __sk_buff *skb, enum encapsul
 					    struct encap *encap, __u64 next_hop,
 					    const struct port *port, __u64 room)
 {
+	__u32 added;
+
 	encap->size = encap_size(kind, encap);
-	if (encap->pkt->length + encap->size > port->mtu ||
-	    bpf_skb_adjust_room(skb, encap->size, BPF_ADJ_ROOM_MAC, room) ||
-	    bpf_skb_pull_data(skb, ETH_HLEN + encap->size + sizeof(struct iphdr)))
+	encap->underlay = underlay_size(kind);
+	added = encap->size + encap->underlay;
+	if (encap->pkt->length + added > port->mtu ||
+	    bpf_skb_adjust_room(skb, added, BPF_ADJ_ROOM_MAC, room) ||
+	    bpf_skb_pull_data(skb, ETH_HLEN + added + sizeof(struct iphdr)))
 		return false;
-	encap->layer3 = (void *)(long)skb->data + ETH_HLEN;
 	encap->end = (void *)(long)skb->data_end;
 	/* The frame's context is needed for hop-by-hop options only, and these packets have
 	 * none. */
-	return write_headers(NULL, kind, encap) &&
+	return write_all(NULL, kind, encap, (void *)(long)skb->data + ETH_HLEN) &&
 	       write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap));
 }
 

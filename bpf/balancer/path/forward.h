@@ -14,15 +14,16 @@
 #include "balancer/stats.h"
 
 /* Encapsulates the packet for `count` servers. Returns LB_NONE, or why it cannot be sent. Inlined
- * for each kind, so that sizes of headers are constants. */
+ * for each kind, with the underlay and without, so that sizes of headers are constants. */
 static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsulation kind,
 					      struct encap *encap, __u32 count, __u64 next_hop,
-					      const struct port *port)
+					      const struct port *port, __u32 underlay)
 {
 	encap->count = count;
+	encap->underlay = underlay;
 	encap->size = encap_size(kind, encap);
-	if (encap->pkt->length + encap->size > port->mtu)
-		return refuse_length(ctx, encap->pkt, port->mtu - (int)encap->size);
+	if (encap->pkt->length + encap->size + underlay > port->mtu)
+		return refuse_length(ctx, encap->pkt, port->mtu - (int)(encap->size + underlay));
 	if (!encapsulate(ctx, kind, encap) ||
 	    !write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap)))
 		return LB_DROP_NO_HEADROOM;
@@ -60,7 +61,7 @@ static __always_inline void note_segments(enum encapsulation kind, const struct 
 	if (!dry_run || !server)
 		return;
 	decision.count = encap->count;
-	decision.added = encap_size(kind, encap);
+	decision.added = encap_size(kind, encap) + underlay_size(kind);
 	decision.mtu = server->next_hop ? port_at(NEXT_HOP_PORT(server->next_hop))->mtu : 0;
 	note_segment(0, segments->server[0], segments->first_sid ?: server->known_sid);
 	if (encap->count > 1)
@@ -95,16 +96,19 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 	}
 	switch (service->rule.encapsulation) {
 	case ENCAP_SRV6_INSERT:
-		*failed = send_as(ctx, ENCAP_SRV6_INSERT, &encap, count, next_hop, port);
+		*failed = send_as(ctx, ENCAP_SRV6_INSERT, &encap, count, next_hop, port, 0);
 		break;
 	case ENCAP_SRV6_ENCAP:
-		*failed = send_as(ctx, ENCAP_SRV6_ENCAP, &encap, count, next_hop, port);
+		*failed = underlay_port ? send_as(ctx, ENCAP_SRV6_ENCAP, &encap, count, next_hop,
+						  port, UNDERLAY_SIZE)
+					: send_as(ctx, ENCAP_SRV6_ENCAP, &encap, count, next_hop,
+						  port, 0);
 		break;
 	case ENCAP_GRE:
-		*failed = send_as(ctx, ENCAP_GRE, &encap, 1, next_hop, port);
+		*failed = send_as(ctx, ENCAP_GRE, &encap, 1, next_hop, port, 0);
 		break;
 	case ENCAP_IPIP:
-		*failed = send_as(ctx, ENCAP_IPIP, &encap, 1, next_hop, port);
+		*failed = send_as(ctx, ENCAP_IPIP, &encap, 1, next_hop, port, 0);
 		break;
 	}
 	return *failed ? NULL : port;

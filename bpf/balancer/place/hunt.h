@@ -11,6 +11,7 @@
 #define SEGUE_BALANCER_PLACE_HUNT_H
 
 #include "balancer/place/order.h"
+#include "net/underlay.h"
 
 /* The most segments that a packet can visit without becoming too long for its path. `whole`: the
  * header contains all of them (keeps_whole). */
@@ -21,11 +22,13 @@ static __always_inline __u32 most_segments(const struct packet *pkt, const struc
 	/* Bytes of a list of two or more segments that do not depend on their number. */
 	int fixed = is_inserted ? srh_size(2)
 				: sizeof(struct ipv6hdr) + srh_size(0) - (whole ? 0 : SEGMENT_SIZE);
-	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed;
+	const int most = underlay_port ? MOST_UNDERLAID : MAX_SEGMENTS;
+	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed -
+		   (int)(underlay_port ? UNDERLAY_SIZE : 0);
 
 	if (room < 2 * (int)SEGMENT_SIZE)
 		return 1;
-	return room < (int)(MAX_SEGMENTS * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_SEGMENTS;
+	return room < most * (int)SEGMENT_SIZE ? room / SEGMENT_SIZE : most;
 }
 
 /* Begins the list with the flow's holder, if it can be reached. The holder has no column. */

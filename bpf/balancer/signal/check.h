@@ -99,6 +99,8 @@ static __always_inline __u64 room_flags(enum encapsulation kind, const struct se
 	__u64 outer = server->flags & SERVER_IPV4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
 						  : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
 
+	if (underlay_size(kind))
+		return BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
 	switch (kind) {
 	case ENCAP_SRV6_INSERT:
 		return 0;

@@ -88,7 +88,40 @@ func (r *Reader) DryRun() (*DryRun, error) {
 		hints: r.maps.Hints.MaxEntries(), starts: r.maps.Starts.MaxEntries(),
 		observed: r.maps.Observed.MaxEntries(),
 	}
-	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, sizes), true)
+	constants := constantsOf(&r.Identity, r.Clock, sizes)
+	if err := r.addUnderlay(constants); err != nil {
+		return nil, err
+	}
+	return NewDryRun(tables, constants, true)
+}
+
+// constantsSection is the section of the constants of a program.
+const constantsSection = ".rodata"
+
+// addUnderlay adds the constants about the underlay, as the attached xdp_lb has them. There are none
+// if another build has loaded it.
+func (r *Reader) addUnderlay(constants map[string]any) error {
+	spec, _, err := LoadSpec()
+	if err != nil {
+		return err
+	}
+	section, err := openAttached(r.Instance, constantsSection)
+	if section == nil || err != nil {
+		return err
+	}
+	defer section.Close()
+	if section.ValueSize() != spec.Maps[constantsSection].ValueSize {
+		return nil
+	}
+	values, err := section.LookupBytes(uint32(0))
+	if err != nil {
+		return fmt.Errorf("read the constants of the attached program: %w", err)
+	}
+	for _, name := range []string{datapath.UnderlayPort, datapath.UnderlaySources} {
+		v := spec.Variables[name]
+		constants[name] = values[v.Offset:][:v.Size()]
+	}
+	return nil
 }
 
 // openAttached opens a map of the attached xdp_lb that has no pin. It returns nil if no xdp_lb is

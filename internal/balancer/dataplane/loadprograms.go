@@ -103,6 +103,7 @@ func (p *Plane) variant(
 		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
 		observed: spec.Maps[balancerMapObserved].MaxEntries,
 	})
+	maps.Copy(p.Constants, datapath.UnderlayConstants(p.node.Underlay))
 	former, err := featuresInForce(kept[DirectoryMap])
 	if err != nil {
 		return nil, err

@@ -38,8 +38,8 @@ func TestVerifierWork(t *testing.T) {
 		"infer":     {attachedFor(infer), balancerProgXdpLb, 170_000},
 		"quic":      {attachedFor(hash, quic), balancerProgXdpLb, 210_000},
 		"hlb":       {attachedFor(hlb), balancerProgXdpLb, 175_000},
-		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 265_000},
-		"dry run":   {wholeDryRun, balancerProgXdpLb, 250_000},
+		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 275_000},
+		"dry run":   {wholeDryRun, balancerProgXdpLb, 258_000},
 		"sweep":     {usualSweep, sweeperProgSweepFlows, 30_000},
 		"copier":    {wholeCopier, copierProgCopyTable, 15_000},
 	} {

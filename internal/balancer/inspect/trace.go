@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -167,6 +168,15 @@ type TracedEncapsulation struct {
 	// Segments are all addresses that the packet visits, beginning with the balancer; only for
 	// SRv6.
 	Segments []netip.Addr `json:"segments,omitempty"`
+	// Underlay has the outer headers of a packet of SRv6 on a fabric without IPv6, or is nil.
+	Underlay *TracedUnderlay `json:"underlay,omitempty"`
+}
+
+// TracedUnderlay has the addresses and ports of the underlay, with which the packet travels to the
+// next host.
+type TracedUnderlay struct {
+	Source      netip.AddrPort `json:"source"`
+	Destination netip.AddrPort `json:"destination"`
 }
 
 // Trace runs the data path with a packet, and shows what it decides. It sends nothing. It changes
@@ -271,6 +281,8 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 		t.Encapsulation = v.describeEncapsulation(d, t.Flow, all)
 		if t.Encapsulation.Kind.IsTunnel() {
 			t.Encapsulation.readSource(sent)
+		} else {
+			t.Encapsulation.readUnderlay(sent)
 		}
 	}
 	return nil
@@ -511,6 +523,22 @@ func (e *TracedEncapsulation) readSource(sent []byte) {
 		return
 	}
 	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
+}
+
+// readUnderlay reads the underlay's headers from a frame to the host of the destination.
+func (e *TracedEncapsulation) readUnderlay(sent []byte) {
+	const source, destination, ports, end = ethernetHeader + 12, ethernetHeader + 16, ethernetHeader + 20, ethernetHeader + 24
+	if len(sent) < end || sent[ethernetHeader]>>4 != 4 {
+		return
+	}
+	to := netip.AddrFrom4([4]byte(sent[destination:ports]))
+	if to != desired.UnderlayAddress(e.Destination) {
+		return
+	}
+	e.Underlay = &TracedUnderlay{
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte(sent[source:destination])), binary.BigEndian.Uint16(sent[ports:])),
+		netip.AddrPortFrom(to, binary.BigEndian.Uint16(sent[ports+2:])),
+	}
 }
 
 // describeEncapsulation describes the encapsulation of a packet of a flow. The packet visits the
