@@ -67,8 +67,8 @@ func (n *Node) mac() (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-// addNeighbours adds permanent entries for the IPv6 addresses of the neighbours, except for the
-// node itself. macs has the Ethernet address of each neighbour, by name.
+// addNeighbours adds permanent entries for the addresses by which packets go to the neighbours,
+// except for the node itself. They are IPv6, unless the fabric has none. macs has the Ethernet address of each neighbour, by name.
 func (n *Node) addNeighbours(neighbours []Spec, macs map[string]net.HardwareAddr) error {
 	err := n.netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(uplink)
@@ -81,7 +81,7 @@ func (n *Node) addNeighbours(neighbours []Spec, macs map[string]net.HardwareAddr
 			}
 			err := h.NeighAdd(&netlink.Neigh{
 				LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT,
-				IP: neighbour.IPv6.AsSlice(), HardwareAddr: macs[neighbour.Name],
+				IP: neighbour.addresses()[0].AsSlice(), HardwareAddr: macs[neighbour.Name],
 			})
 			if err != nil {
 				return err

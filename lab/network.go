@@ -187,6 +187,9 @@ func (n *Node) setSysctls() error {
 			}
 		}
 	}
+	if n.lab.Topology.IPv4Only && n.Role != RoleEdge && n.Role != RoleClient {
+		settings = append(settings, sysctl{"ipv6/conf/default/disable_ipv6", "1"})
+	}
 	return n.Do(func() error {
 		for _, s := range settings {
 			file := filepath.Join("/proc/sys/net", s.path)

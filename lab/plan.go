@@ -59,6 +59,8 @@ var (
 
 	balancerLocators = netip.MustParsePrefix("fd00:6c::/48") // of balancer i: fd00:6c:0:<i>::/64
 	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // of server j: fd00:5:0:<j>::/64
+	// The locator of a node on a fabric without IPv6 is this prefix, and then its IPv4 address.
+	ipv4Locators = netip.MustParsePrefix("fd00:6c::/32")
 )
 
 // reserved tells whether an address is in a prefix that the lab itself uses, so that it cannot be a
@@ -66,7 +68,7 @@ var (
 func reserved(addr netip.Addr) bool {
 	own := []netip.Prefix{
 		clientNet6, clientNet4, clients6, clients4, fabricNet6, fabricNet4, outerNets6, outerNets4,
-		balancerLocators, serverLocators,
+		balancerLocators, serverLocators, ipv4Locators,
 	}
 	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
@@ -90,7 +92,8 @@ func ClientAddresses(vip netip.Addr, n int) []netip.Addr {
 type Spec struct {
 	Name string `json:"name"`
 	Role Role   `json:"role"`
-	// IPv6 and IPv4 are the node's addresses on its uplink. Fabric and switches have no addresses.
+	// IPv6 and IPv4 are the node's addresses on its uplink. Fabric and switches have no addresses, and
+	// no node has an IPv6 address on a fabric without IPv6.
 	IPv6 netip.Addr `json:"ipv6,omitzero"`
 	IPv4 netip.Addr `json:"ipv4,omitzero"`
 	// Outer6 and Outer4 are the addresses of a balancer with two arms on its link to the edge
@@ -134,7 +137,31 @@ func (t Topology) Specs() []Spec {
 			Locator: locator(serverLocators, j), Application: t.application(j),
 		})
 	}
+	if t.IPv4Only {
+		withoutIPv6(specs)
+	}
 	return specs
+}
+
+// withoutIPv6 takes the IPv6 addresses on the fabric from the nodes, and gives them locators with
+// their IPv4 addresses.
+func withoutIPv6(specs []Spec) {
+	for i := range specs {
+		s := &specs[i]
+		if s.onFabric() {
+			s.IPv6 = netip.Addr{}
+		}
+		if s.Locator.IsValid() {
+			bytes, ipv4 := ipv4Locators.Addr().As16(), s.IPv4.As4()
+			copy(bytes[4:], ipv4[:])
+			s.Locator = netip.PrefixFrom(netip.AddrFrom16(bytes), 64)
+		}
+	}
+}
+
+// addresses returns the node's addresses on its uplink.
+func (s Spec) addresses() []netip.Addr {
+	return slices.DeleteFunc([]netip.Addr{s.IPv6, s.IPv4}, func(a netip.Addr) bool { return !a.IsValid() })
 }
 
 // hasOuter tells whether the node is a balancer with two arms.

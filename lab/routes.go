@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,8 +49,20 @@ func (n *Node) addAddresses(h *netlink.Handle) error {
 	if err := addInterface(h, "lo", loopback...); err != nil {
 		return err
 	}
-	err := addInterface(h, uplink, netip.PrefixFrom(n.IPv6, 64), netip.PrefixFrom(n.IPv4, 24))
-	if err != nil {
+	if n.Role == RoleEdge && n.lab.Topology.IPv4Only {
+		if err := n.disableIPv6(uplink); err != nil {
+			return err
+		}
+	}
+	var onUplink []netip.Prefix
+	for _, address := range n.addresses() {
+		bits := 64
+		if address.Is4() {
+			bits = 24
+		}
+		onUplink = append(onUplink, netip.PrefixFrom(address, bits))
+	}
+	if err := addInterface(h, uplink, onUplink...); err != nil {
 		return err
 	}
 	if n.hasOuter() {
@@ -71,6 +84,13 @@ func (n *Node) addAddresses(h *netlink.Handle) error {
 	}
 	return addInterface(h, downlink,
 		netip.PrefixFrom(host(clientNet6, 1), 64), netip.PrefixFrom(host(clientNet4, 1), 24))
+}
+
+// disableIPv6 makes the kernel send no IPv6 packets by an interface.
+func (n *Node) disableIPv6(name string) error {
+	return n.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0)
+	})
 }
 
 // addInterface adds addresses to an interface and brings it up.
@@ -97,8 +117,7 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 // router gets default routes. Client and edge router get routes of the further client addresses.
 // All nodes except the client get routes of the locators. SetNextHops adds the routes of VIPs.
 func (n *Node) addRoutes(h *netlink.Handle) error {
-	edge := n.lab.Node("edge")
-	gateways := []netip.Addr{edge.IPv6, edge.IPv4}
+	gateways := n.lab.Node("edge").addresses()
 	switch n.Role {
 	case RoleFabric, RoleSwitch:
 		return nil
@@ -135,6 +154,9 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 // default route back to the edge router. Packets to the SIDs and addresses that the node has do not
 // use this route.
 func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
+	if n.lab.Topology.IPv4Only { // the kernel sends nothing to locators
+		return nil
+	}
 	for _, other := range n.lab.Nodes {
 		switch {
 		case !other.Locator.IsValid():

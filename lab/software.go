@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -114,11 +115,12 @@ func (n *Node) BalancerConfig() desired.Balancer {
 		Metrics: desired.Metrics{Listen: balancerMetrics},
 		BGP:     n.bgp(),
 	}
+	c.Node.Underlay = n.lab.Topology.underlay()
 	if n.hasOuter() {
 		c.Node.Interface, c.Node.Inside = outer, uplink
 	}
 	if n.lab.Topology.usesAny(desired.GRE, desired.IPIP) {
-		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+		c.Node.Addresses = n.addresses()
 	}
 	if n.lab.Topology.polls() {
 		c.Node.SignalKey = n.lab.keyPath()
@@ -173,8 +175,9 @@ func (n *Node) AgentConfig() desired.Agent {
 		},
 		Metrics: desired.Metrics{Listen: agentMetrics},
 	}
+	c.Node.Underlay = n.lab.Topology.underlay()
 	if n.lab.Topology.usesAny(desired.GRE, desired.IPIP) {
-		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+		c.Node.Addresses = n.addresses()
 	}
 	if n.lab.Topology.polls() {
 		c.Node.SignalKey = n.lab.keyPath()
@@ -228,6 +231,14 @@ func (n *Node) capacity(accept desired.Accept) uint32 {
 		return 0
 	}
 	return uint32(n.lab.Topology.Emulated.Of(n.Name).Cores)
+}
+
+// underlay returns the underlay of a fabric without IPv6; nil: the fabric has IPv6.
+func (t Topology) underlay() *desired.Underlay {
+	if !t.IPv4Only {
+		return nil
+	}
+	return &desired.Underlay{Port: desired.DefaultUnderlayPort, Sources: []netip.Prefix{fabricNet4}}
 }
 
 // usesAny tells whether a service uses one of the encapsulations.

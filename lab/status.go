@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -110,8 +111,8 @@ func (s Status) writeNodes(w io.Writer) error {
 	fmt.Fprintln(table, "node\taddresses\tlocator\tprocesses\t")
 	for _, n := range s.Nodes {
 		addresses, locator := "-", "-"
-		if n.IPv6.IsValid() {
-			addresses = n.IPv6.String() + " " + n.IPv4.String()
+		if own := n.addresses(); len(own) > 0 {
+			addresses = strings.Trim(fmt.Sprint(own), "[]")
 		}
 		if n.Locator.IsValid() {
 			locator = n.Locator.String()

@@ -34,6 +34,9 @@ type Topology struct {
 	// TwoArmed gives each balancer a separate link to the edge router, on which clients' packets
 	// arrive. The segment routing domain then begins at the balancer, and contains the fabric.
 	TwoArmed bool `yaml:"two-armed"`
+	// IPv4Only leaves IPv6 out of the fabric. The services then have IPv4 VIPs, and srv6-encap uses an
+	// underlay.
+	IPv4Only bool `yaml:"ipv4-only,omitempty"`
 	// Bare leaves out the daemons of balancers and agents. The lab then has the network and the
 	// servers' applications, but nothing forwards packets from VIPs to servers.
 	Bare bool `yaml:"bare"`
@@ -227,6 +230,9 @@ func (t Topology) problems() fieldpath.Errors {
 	case t.Bare:
 		fail("edge.router", router, "cannot be used with bare: there are no balancers that announce VIPs")
 	}
+	if t.IPv4Only {
+		t.ipv4Problems(fail)
+	}
 	inRange("servers", t.Servers, 1, maxServers)
 	before := len(errs)
 	inRange("mtu.client", t.MTU.Client, 1280, MaxFabricMTU)
@@ -259,6 +265,21 @@ func (t Topology) problems() fieldpath.Errors {
 		errs = t.daemonErrors()
 	}
 	return errs
+}
+
+// ipv4Problems calls fail for every part of the topology that needs IPv6 on the fabric.
+func (t Topology) ipv4Problems(fail func(path string, value any, format string, args ...any)) {
+	if t.TwoArmed {
+		fail("two-armed", true, "cannot be used with ipv4-only")
+	}
+	if t.Edge.Router != "" {
+		fail("edge.router", t.Edge.Router, "cannot be used with ipv4-only: it has a session over IPv6")
+	}
+	for i, s := range t.Services {
+		if s.VIP.Is6() {
+			fail(fmt.Sprintf("services[%d].vip", i), s.VIP, "must be IPv4 with ipv4-only")
+		}
+	}
 }
 
 // serviceProblems calls fail for every problem of the section services.

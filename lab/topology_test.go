@@ -98,7 +98,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "services: [{name: a, vip: 192.0.2.1, port: 80, protocol: tcp}]\nproxy: {" + proxy + "}\n"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, switches, servers, mtu, two-armed, bare, proxy, edge, impair, applications, emulated, apache, mediawiki, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, switches, servers, mtu, two-armed, ipv4-only, bare, proxy, edge, impair, applications, emulated, apache, mediawiki, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -205,6 +205,15 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{emulated("server: s2"), `: emulated.exceptions[0].server "s2": runs nginx, not emulated`},
 		{emulated("server: s1}, {server: s1"),
 			`: emulated.exceptions[1].server "s1": has an exception already`},
+		{service("encapsulation: gre") + "\nipv4-only: true\ntwo-armed: true", `line 10: two-armed "true": cannot be used with ipv4-only`},
+		{
+			service("encapsulation: gre") + "\nipv4-only: true\nedge: {router: bird}",
+			`line 10: edge.router "bird": cannot be used with ipv4-only: it has a session over IPv6`,
+		},
+		{
+			"services: [{name: a, vip: \"2001:db8::1\", port: 80, protocol: tcp, encapsulation: gre}]\nipv4-only: true",
+			`line 1: services[0].vip "2001:db8::1": must be IPv4 with ipv4-only`,
+		},
 		{"applications: []", "line 1: applications: at least one is required"},
 		{service("placement: hunt"), `: services[0].encapsulation "gre": must be srv6-insert or srv6-encap for placement hunt`},
 		{hunting("candidates: 9"), `line 1: services[0].candidates "9": must be from 1 to 8 (lb1)`},

@@ -164,8 +164,8 @@ func KindOf(data []byte) (Kind, error) {
 
 // TopologyFields are the fields at the top of a lab's topology that other files do not have there.
 var TopologyFields = []string{
-	"apache", "applications", "balancers", "bare", "edge", "emulated", "impair", "mediawiki", "mtu", "name", "proxy",
-	"servers", "switches", "two-armed",
+	"apache", "applications", "balancers", "bare", "edge", "emulated", "impair", "ipv4-only", "mediawiki",
+	"mtu", "name", "proxy", "servers", "switches", "two-armed",
 }
 
 // isTopology tells whether a document has a field of a topology, and no field node.
