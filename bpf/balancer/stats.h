@@ -14,11 +14,12 @@
 enum lb_reason {
 	LB_NONE, /* still on its way */
 
-	/* Not for a VIP: to the host's own stack, unchanged. */
+	/* To the host's own stack, unchanged. All but the last are not for a VIP. */
 	LB_PASS_NOT_IP,
 	LB_PASS_VLAN,	      /* with a VLAN tag */
 	LB_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
 	LB_PASS_NOT_VIP,
+	LB_PASS_SOLICITATION, /* a host of the link asks whether the VIP is still here */
 
 	/* A server's packet without its signal, on its way to the client by tc_return. */
 	LB_RETURN_CREATE,  /* the server has accepted the flow */

@@ -115,6 +115,12 @@ func shorten(frame []byte, length int) []byte {
 	return withLength(frame[:ethernetLength+length], length)
 }
 
+// solicitation is a neighbour solicitation from a router to an address that the router knows
+// already, which finds out whether a host still has the address (RFC 4861 section 7.3.3).
+func solicitation(target netip.Addr) []byte {
+	return packet.ICMP(router6, target, 135, 0, 0, packet.HopLimit(255), packet.Payload(target.AsSlice()))
+}
+
 // icmpCaptures are ICMP messages to a VIP that do not concern a flow.
 func icmpCaptures() [][]byte {
 	error6 := func(quoted []byte) []byte { return packet.ICMPError(router6, 2, 0, 1280, quoted) }
@@ -131,12 +137,13 @@ func icmpCaptures() [][]byte {
 		packet.ICMP(client4.Addr(), vip4, 13, 0, 1),      // timestamp
 		packet.ICMPError(router6, 0, 0, 0, reply(web)),   // reserved type
 		packet.ICMPError(router6, 100, 0, 0, reply(web)), // private type
-		packet.ICMP(router6, vip6, 135, 0, 0),            // neighbour solicitation
-		set(error6(reply(web)), 4, 7),                    // seven bytes
-		set(error4(reply(web4)), 2, 27),                  // seven bytes, IPv4
-		set(error6(reply(web)), 4, 8),                    // no quote
-		fromOther6,                                       // quote of another VIP's packet
-		fromOther4,                                       // quote of no VIP's packet
+		packet.ICMP(router6, vip6, 135, 0, 0),            // forwarded neighbour solicitation
+		solicitation(vip6),
+		set(error6(reply(web)), 4, 7),   // seven bytes
+		set(error4(reply(web4)), 2, 27), // seven bytes, IPv4
+		set(error6(reply(web)), 4, 8),   // no quote
+		fromOther6,                      // quote of another VIP's packet
+		fromOther4,                      // quote of no VIP's packet
 		packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(frameOf(web)[ethernetLength:])), // quote of the client's packet
 		packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(web4)[ethernetLength:])),  // quote of the other version
 		setByte(error4(reply(web4)), quote4, 0x55),                                            // quote of version 5

@@ -116,6 +116,8 @@ func (p *parsed) parseICMP(b []byte, version int, plain bool) (reason string) {
 		return "drop_transport"
 	case b[0] == echo && plain && fromOneHost(p.flow.Source.Addr()):
 		return "answer_echo"
+	case version == 6 && b[0] == 135 && p.hopLimit == 255:
+		return "pass_solicitation"
 	case !slices.Contains(errors, b[0]):
 		return "drop_icmp_type"
 	}

@@ -101,7 +101,8 @@ func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 	if reason == "" && p.flags&packet.SYN != 0 && p.ends() {
 		reason = "drop_tcp_flags"
 	}
-	if !strings.HasPrefix(reason, "pass_") && reason != "" && !r.isVIP(p.flow.Destination.Addr()) {
+	isForVIP := reason == "pass_solicitation" || !strings.HasPrefix(reason, "pass_")
+	if isForVIP && reason != "" && !r.isVIP(p.flow.Destination.Addr()) {
 		reason = "pass_not_vip"
 		if r.removed[p.flow.Destination.Addr().Unmap()] {
 			reason = "drop_removed_vip"

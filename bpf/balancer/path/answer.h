@@ -49,6 +49,7 @@ enum icmpv6_type {
 	ICMPV6_PARAMETER_PROBLEM = 4,
 	ICMPV6_ECHO = 128,
 	ICMPV6_ECHO_REPLY = 129,
+	ICMPV6_NEIGHBOUR_SOLICITATION = 135,
 };
 
 struct icmp_header {

@@ -27,6 +27,14 @@ static __always_inline bool is_icmp_error(const struct packet *pkt, __u8 type)
 	return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER_PROBLEM;
 }
 
+/* Whether a host of the link asks for the VIP's MAC address. The hop limit shows that no router has
+ * forwarded the message (RFC 4861 section 7.1.1). */
+static __always_inline bool is_solicitation(const struct packet *pkt, __u8 type)
+{
+	return pkt->ethertype == bpf_htons(ETH_P_IPV6) && type == ICMPV6_NEIGHBOUR_SOLICITATION &&
+	       pkt->hop_limit == 255;
+}
+
 /*
  * Reads an ICMP message to a VIP. Its network header is parsed. The reason is none if the message
  * is for a flow's server. Not inlined: the verifier walks it once, and only ICMP takes this path.
@@ -44,6 +52,8 @@ __noinline int read_icmp(struct xdp_md *ctx, struct packet *pkt)
 		return LB_DROP_TRANSPORT;
 	if (is_echo_request(pkt, icmp))
 		return answer_echo(ctx, pkt);
+	if (is_solicitation(pkt, icmp->type))
+		return LB_PASS_SOLICITATION;
 	if (!is_icmp_error(pkt, icmp->type))
 		return LB_DROP_ICMP_TYPE;
 	skip(&at, sizeof(*icmp));
