@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/segue-lb/segue/internal/announce"
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -181,7 +182,7 @@ func replacedFiles(node *desired.BalancerNode) []string {
 	if node.State == "" {
 		return files
 	}
-	return append(files, (&desired.Balancer{Node: *node}).OverridesFile(), bgp.DrainedFile(node),
+	return append(files, (&desired.Balancer{Node: *node}).OverridesFile(), string(announce.DrainFileOf(node)),
 		serversets.File(node.State, node.Instance), store.CacheFile(node.State, node.Instance))
 }
 

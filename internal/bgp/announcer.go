@@ -8,17 +8,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/segue-lb/segue/internal/atomicfile"
+	"github.com/segue-lb/segue/internal/announce"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -28,7 +25,7 @@ import (
 // those that mu guards. Other goroutines may call the exported methods.
 type Announcer struct {
 	log        *slog.Logger
-	file       string // from DrainedFile; empty: a restart ends each drain
+	file       announce.DrainFile
 	forwarding Forwarding
 	preserved  bool // the data path has worked without a break since the sessions of the process before
 	plan       *Plan
@@ -56,7 +53,7 @@ type routeState struct {
 	Route
 	of      *destination
 	sent    route // as it was announced last
-	damping damping
+	damping announce.Damping
 }
 
 // request is a function for the goroutine in Run, and the channel for its result.
@@ -82,21 +79,12 @@ type Forwarding struct {
 	Works func() (bool, error)
 }
 
-// DrainedFile returns the path of the file that exists while an instance is drained. The path is
-// empty if the balancer has no directory for its state.
-func DrainedFile(node *desired.BalancerNode) string {
-	if node.State == "" {
-		return ""
-	}
-	return filepath.Join(node.State, node.Instance+".drained")
-}
-
 // New returns an announcer. Call New before the data path is attached. If a data path works
 // already, an earlier process has left it. Then the data path has worked without a break, and peers
 // may keep the routes. New returns an error if it cannot find out whether the balancer is drained.
 func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
-		log: log, file: DrainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
+		log: log, file: announce.DrainFileOf(&cfg.Node), forwarding: forwarding, plan: plan,
 		requests: make(chan request), ended: make(chan struct{}), attempt: longestAttempt, retry: routeRetry,
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
@@ -110,17 +98,9 @@ func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Log
 		// That is no reason to refuse the start.
 		a.preserved, _ = forwarding.Works()
 	}
-	if a.file == "" {
-		return a, nil
-	}
-	info, err := os.Stat(a.file)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-	case err != nil:
-		return nil, fmt.Errorf("find out whether the balancer is drained: %w", err)
-	default:
-		since := info.ModTime()
-		a.state.Drained = &since
+	var err error
+	if a.state.Drained, err = a.file.Since(); err != nil {
+		return nil, err
 	}
 	return a, nil
 }
@@ -313,11 +293,9 @@ func (r *routeState) take(d *destination) {
 // changed, updateRoute announces the route again. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	due := now // when the route may be announced
-	// While results of health checks are missing, the route stays as it is: it is treated as served
-	// if it is announced, and otherwise as not served.
-	isServed := r.of.isServed || r.of.isUnchecked && r.Announced
+	isServed := r.of.service.MayBe(r.Announced)
 	if isServed { // also while the balancer is drained, because the hold-down time passes meanwhile
-		due = r.damping.due(now, a.plan.bgp.HoldDown)
+		due = r.damping.Due(now, a.plan.bgp.HoldDown)
 	}
 	switch {
 	case !r.of.hasPeer:
@@ -342,15 +320,15 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 // withdrawUnserved withdraws a route that is not served, as withdraw does.
 func (a *Announcer) withdrawUnserved(r *routeState, now time.Time) (retry time.Time) {
 	wasAnnounced, reason := r.Announced, NotServed
-	if r.of.isUnchecked {
+	if r.of.service.IsUnchecked {
 		reason = Unchecked
 	}
 	retry = a.withdraw(r, now, reason)
 	if wasAnnounced && !r.Announced {
-		r.damping.withdrawn(now, a.plan.bgp.HoldDown)
+		r.damping.Withdrawn(now, a.plan.bgp.HoldDown)
 	}
-	if !r.of.isUnchecked { // certainly not served, so a hold-down time begins anew
-		r.damping.served = time.Time{}
+	if !r.of.service.IsUnchecked { // certainly not served, so a hold-down time begins anew
+		r.damping.Unserved()
 	}
 	return retry
 }
@@ -364,7 +342,8 @@ func (a *Announcer) announce(r *routeState, now time.Time) (retry time.Time) {
 	}
 	r.sent = r.of.route
 	if !r.Announced {
-		r.Announced, r.Since, r.Reason, r.damping.announced = true, now, "", now
+		r.Announced, r.Since, r.Reason = true, now, ""
+		r.damping.Announced(now)
 		a.events.Publish(events.Event{Kind: events.RouteAnnounced, Prefix: r.Prefix})
 		a.log.Info("route announced", "prefix", r.Prefix, "services", desired.Names(r.Services))
 	}
@@ -426,8 +405,8 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
 		if !untilRestart {
-			if err := a.store(); err != nil {
-				return fmt.Errorf("store that the balancer is drained: %w", err)
+			if err := a.file.Make(); err != nil {
+				return err
 			}
 		}
 		if a.state.Drained == nil {
@@ -449,11 +428,8 @@ func (a *Announcer) Undrain(ctx context.Context) error {
 		if a.state.Drained == nil {
 			return nil
 		}
-		if a.file != "" {
-			err := os.Remove(a.file)
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // a drain until the restart has no file
-				return fmt.Errorf("store that the balancer is no longer drained: %w", err)
-			}
+		if err := a.file.Remove(); err != nil {
+			return err
 		}
 		a.log.Info("the balancer is no longer drained", "by", by)
 		a.setDrained(nil, events.Undrained, by)
@@ -469,21 +445,6 @@ func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.mu.Unlock()
 	a.update(time.Now())
 	a.events.Publish(events.Event{Kind: kind, By: by})
-}
-
-// store makes the file that tells that the balancer is drained, unless it exists already. The drain
-// began at the modification time of the file.
-func (a *Announcer) store() error {
-	if a.file == "" {
-		return nil
-	}
-	if _, err := os.Stat(a.file); !errors.Is(err, os.ErrNotExist) {
-		return err // nil if the file exists
-	}
-	if err := os.MkdirAll(filepath.Dir(a.file), 0o755); err != nil {
-		return err
-	}
-	return atomicfile.Write(a.file, []byte("segue undrain --self removes this file.\n"), 0o644)
 }
 
 // State returns the present state. It returns an error if the speaker cannot list its sessions.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
+	"github.com/segue-lb/segue/internal/announce"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
@@ -34,7 +35,7 @@ func TestDrain(t *testing.T) {
 	}
 	f.drain(false)
 	f.router.await(1, routesAre(vip6, vip4))
-	if _, err := os.Stat(DrainedFile(&f.cfg.Node)); !os.IsNotExist(err) {
+	if _, err := os.Stat(string(announce.DrainFileOf(&f.cfg.Node))); !os.IsNotExist(err) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -128,7 +129,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	f.cfg.Node.Instance = "../none"
 	f.start(false, balancer.Ready, balancer.Ready)
 	f.router.await(0, routesAre(vip6, vip4))
-	f.announcer.file = filepath.Join(f.cfg.Node.State, "lb.drained")
+	f.announcer.file = announce.DrainFile(filepath.Join(f.cfg.Node.State, "lb.drained"))
 	if err := f.announcer.Drain(t.Context(), false); err == nil || f.state().Drained != nil {
 		t.Errorf("error %v, %+v", err, f.state())
 	}

@@ -5,8 +5,8 @@ package bgp
 import (
 	"net/netip"
 	"slices"
-	"time"
 
+	"github.com/segue-lb/segue/internal/announce"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -80,24 +80,19 @@ func (r route) equals(other route) bool {
 // announced.
 type destination struct {
 	route
-	isServed bool // at least one service can serve, so the route is to be announced
-	// isUnchecked tells that a service has servers without a result of health checks yet.
-	isUnchecked bool
-	hasPeer     bool     // at least one peer takes routes of the family
-	services    []string // the services for which the route may be announced
+	service  announce.Service // the sum of the services
+	hasPeer  bool             // at least one peer takes routes of the family
+	services []string         // the services for which the route may be announced
 }
 
-// destinationsOf returns the destinations of all services that may be announced. A destination is
-// served as long as any of its services is served, because a withdrawal would end all of them. A
-// service is served if it is Ready, or if it is Usable and its configuration permits to announce it
-// in that state. If drain is not nil, the routes are those of a drained balancer.
+// destinationsOf returns the destinations of all services that may be announced. If drain is not
+// nil, the routes are those of a drained balancer.
 func destinationsOf(
 	b *desired.BGP, services []balancer.ServiceState, drain *desired.RouteAttributes,
 ) map[netip.Prefix]*destination {
 	all := map[netip.Prefix]*destination{}
 	for _, s := range services {
-		announcement := s.Service.Announcement()
-		if announcement == desired.AnnounceNever {
+		if s.Service.Announcement() == desired.AnnounceNever {
 			continue
 		}
 		vip := s.Service.VIP
@@ -109,7 +104,7 @@ func destinationsOf(
 				d.attributes = d.with(&aggregate.RouteAttributes)
 				all[aggregate.Prefix] = d
 			}
-			d.add(s, announcement)
+			d.add(s)
 		}
 		if aggregate != nil && aggregate.SummaryOnly {
 			continue
@@ -120,7 +115,7 @@ func destinationsOf(
 			d = newDestination(b, prefix)
 			all[prefix] = d
 		}
-		d.add(s, announcement)
+		d.add(s)
 		if s.Service.BGP != nil {
 			d.attributes = d.with(&s.Service.BGP.RouteAttributes)
 		}
@@ -142,50 +137,7 @@ func newDestination(b *desired.BGP, prefix netip.Prefix) *destination {
 }
 
 // add makes a service a reason to announce the destination.
-func (d *destination) add(s balancer.ServiceState, announcement desired.Announcement) {
+func (d *destination) add(s balancer.ServiceState) {
 	d.services = append(d.services, s.Service.Name)
-	d.isServed = d.isServed || s.Ability == balancer.Ready ||
-		s.Ability == balancer.Usable && announcement == desired.AnnounceUsable
-	d.isUnchecked = d.isUnchecked || s.Ability == balancer.Unchecked
-}
-
-const (
-	// mostDoublings is how often the hold-down time of a route can double.
-	mostDoublings = 5
-	// stableFactor is the number of hold-down times after which an announced route counts as
-	// stable.
-	stableFactor = 16
-)
-
-// damping decides how soon a route is announced again after a withdrawal: when the VIP has been
-// served for the hold-down time without interruption. The hold-down time doubles with each
-// withdrawal of a route that was not stable. The zero value is that of a route that was never
-// withdrawn.
-type damping struct {
-	withdrawals int       // in a row: the route was not stable in between
-	announced   time.Time // the time of the last announcement
-	served      time.Time // since when the VIP is served without interruption; zero: it is not
-}
-
-// withdrawn notes that the route was withdrawn now, because the VIP is not served. If the route was
-// stable until then, its withdrawals are counted anew.
-func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
-	if d.announced.IsZero() || now.Sub(d.announced) > stableFactor*holdDown {
-		d.withdrawals = 0
-	}
-	d.withdrawals++
-	d.served = time.Time{}
-}
-
-// due notes that the VIP is served now. It returns the time at which the route may be announced, if
-// the VIP is served until then: now if the route was never withdrawn, and otherwise the later, the
-// more often the route was withdrawn in a row.
-func (d *damping) due(now time.Time, holdDown time.Duration) time.Time {
-	if d.withdrawals == 0 {
-		return now
-	}
-	if d.served.IsZero() {
-		d.served = now
-	}
-	return d.served.Add(holdDown << min(d.withdrawals-1, mostDoublings))
+	d.service = d.service.Or(announce.Of(s))
 }

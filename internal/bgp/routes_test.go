@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/desired"
@@ -46,9 +45,9 @@ func TestVIPs(t *testing.T) {
 				t.Error("there is no peer")
 			}
 			switch got = "not served"; {
-			case v.isServed:
+			case v.service.IsServed:
 				got = "served"
-			case v.isUnchecked:
+			case v.service.IsUnchecked:
 				got = "unchecked"
 			}
 		}
@@ -101,9 +100,9 @@ func TestAggregates(t *testing.T) {
 			d := all[prefix]
 			state := "not served"
 			switch {
-			case d.isServed:
+			case d.service.IsServed:
 				state = "served"
-			case d.isUnchecked:
+			case d.service.IsUnchecked:
 				state = "unchecked"
 			}
 			texts = append(texts, fmt.Sprint(prefix, " ", state, " ", d.prepend, " ", d.med, " ", d.localPref, " ",
@@ -112,38 +111,5 @@ func TestAggregates(t *testing.T) {
 		if got := strings.Join(texts, "; "); got != test.want {
 			t.Errorf("got  %s\nwant %s", got, test.want)
 		}
-	}
-}
-
-// TestDamping: a route that comes and goes waits longer each time, up to a limit.
-func TestDamping(t *testing.T) {
-	t.Parallel()
-	const holdDown = 10 * time.Second
-	var d damping
-	now := time.Unix(1e9, 0)
-	if due := d.due(now, holdDown); due != now {
-		t.Errorf("the first announcement waits for %v", due.Sub(now))
-	}
-	var waits []time.Duration
-	for range 8 {
-		d.announced = now
-		now = now.Add(time.Second)
-		d.withdrawn(now, holdDown)
-		now = now.Add(time.Minute)
-		due := d.due(now, holdDown)
-		waits = append(waits, due.Sub(now)/time.Second)
-		if again := d.due(now.Add(time.Second), holdDown); again != due {
-			t.Errorf("due %v, and a second later %v", due, again)
-		}
-		now = due
-	}
-	if got := fmt.Sprint(waits); got != "[10ns 20ns 40ns 80ns 160ns 320ns 320ns 320ns]" {
-		t.Errorf("waits %s", got)
-	}
-	d.announced = now
-	now = now.Add(stableFactor*holdDown + time.Second)
-	d.withdrawn(now, holdDown)
-	if due := d.due(now, holdDown); due != now.Add(holdDown) {
-		t.Errorf("a route that was stable waits for %v", due.Sub(now))
 	}
 }
