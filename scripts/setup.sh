@@ -40,6 +40,7 @@ test  frr              /usr/lib/frr/bgpd
 test  etcd-server      etcd
 test  haproxy          haproxy
 test  iperf3           iperf3
+test  keepalived       keepalived
 test  python3          python3
 test  python3-pip      pip3
 test  tshark           tshark
@@ -66,6 +67,7 @@ memcached  memcached
 bird       bird
 etcd       etcd
 haproxy    haproxy
+keepalived keepalived
 frr        /usr/lib/frr/bgpd
 "
 

@@ -57,8 +57,9 @@ takes at least three seconds, because a connection counts only after its handsha
 Balancers with other placements do not ask the server, and still send it new connections:
 drain the server at those balancers.
 
-With --self, drain is about the balancer itself. It withdraws the routes of all VIPs. It
-ends when bgp.drain-delay has passed and no packets have arrived for two seconds. Then the
+With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, or
+with the section l2 it leaves its VIPs to other balancers. It ends when bgp.drain-delay has
+passed and no packets have arrived for two seconds. Then the
 balancer's process can be stopped, or the host. With --wait=false, drain ends at once. The
 balancer stays drained across restarts. With --until-restart, it stays drained until its
 process is restarted. Once the unit segue-drain.service is enabled, it makes this drain at

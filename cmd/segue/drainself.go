@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/l2"
 	"github.com/segue-lb/segue/internal/wording"
 )
 
@@ -27,8 +28,8 @@ type selfClient interface {
 	ChangeSelf(context.Context, api.SelfChange) (*api.SelfState, error)
 }
 
-// drainSelf withdraws the routes of a balancer, or makes them less preferred, and waits until no
-// packets arrive any more.
+// drainSelf withdraws the routes of a balancer, or makes them less preferred, or leaves its VIPs to
+// other balancers. Then it waits until no packets arrive any more.
 func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	client, err := balancerOn(ctx, o.instance)
 	if err != nil {
@@ -43,9 +44,9 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if err != nil {
 		return err
 	}
-	// segue-drain.service drains with --until-restart, also on hosts without BGP. There it must not
+	// segue-drain.service drains with --until-restart, also on hosts without BGP or L2. There it must not
 	// fail. Without this flag, the balancer refuses the drain below.
-	if before.BGP == nil && o.untilRestart {
+	if before.BGP == nil && before.L2 == nil && o.untilRestart {
 		_, err := fmt.Fprintln(out, "the balancer does not announce its VIPs: there is nothing to withdraw")
 		return err
 	}
@@ -60,32 +61,38 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if before.Drained {
 		fmt.Fprintln(out, "the balancer is drained already")
 	} else {
-		fmt.Fprintf(out, "the balancer is drained: %s\n", drainEffect(before.BGP))
+		fmt.Fprintf(out, "the balancer is drained: %s\n", drainEffect(before))
 	}
-	warnOfDeafPeers(out, state.BGP)
+	if state.BGP != nil {
+		warnOfDeafPeers(out, state.BGP)
+	}
 	if !o.wait {
 		return nil
 	}
 	return awaitSilence(ctx, out, client, state)
 }
 
-// previewDrain prints what a drain would do. It returns an error if the balancer has no BGP.
+// previewDrain prints what a drain would do. It returns an error if the balancer does not announce
+// its VIPs.
 func previewDrain(out io.Writer, state *api.SelfState) error {
-	if state.BGP == nil {
+	if state.BGP == nil && state.L2 == nil {
 		return errors.New("the balancer does not announce its VIPs, so it cannot be drained")
 	}
 	if state.Drained {
 		_, err := fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
-	_, err := fmt.Fprintf(out, "dry run: the balancer is drained: %s\n", drainEffect(state.BGP))
+	_, err := fmt.Fprintf(out, "dry run: the balancer is drained: %s\n", drainEffect(state))
 	return err
 }
 
-// drainEffect says what a drain does to the announced routes of a balancer.
-func drainEffect(state *bgp.State) string {
-	routes := wording.Count(announcedRoutes(state), "route")
-	if state != nil && state.DrainShifts {
+// drainEffect says what a drain does to the announced VIPs of a balancer.
+func drainEffect(state *api.SelfState) string {
+	if state.L2 != nil {
+		return wording.Count(answeredVIPs(state.L2), "VIP") + " left to other balancers"
+	}
+	routes := wording.Count(announcedRoutes(state.BGP), "route")
+	if state.BGP != nil && state.BGP.DrainShifts {
 		return routes + " less preferred"
 	}
 	return routes + " withdrawn"
@@ -104,6 +111,16 @@ func announcedRoutes(state *bgp.State) (announced int) {
 	return announced
 }
 
+// answeredVIPs returns for how many VIPs the balancer answers.
+func answeredVIPs(state *l2.LinkState) (answered int) {
+	for _, v := range state.VIPs {
+		if v.Answers {
+			answered++
+		}
+	}
+	return answered
+}
+
 // warnOfDeafPeers warns of peers without a session: the balancer cannot withdraw the routes that
 // they have from an earlier session.
 func warnOfDeafPeers(out io.Writer, state *bgp.State) {
@@ -119,7 +136,7 @@ func warnOfDeafPeers(out io.Writer, state *bgp.State) {
 func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *api.SelfState) error {
 	packets, changed := state.Packets, time.Now() // the number of packets, and when it last changed
 	earliest := changed
-	if state.BGP.Drained != nil {
+	if state.BGP != nil && state.BGP.Drained != nil {
 		delay := time.Duration(state.BGP.DrainDelay * float64(time.Second))
 		// If the clock was set back since the drain, the rest would be longer than the delay.
 		rest := min(delay, time.Until(state.BGP.Drained.Add(delay)))
@@ -178,11 +195,15 @@ func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 // undrainBalancer is undrainSelf with a client.
 func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
-		_, err := fmt.Fprintln(out, "dry run: the balancer announces the routes of all VIPs that can be served")
+		_, err := fmt.Fprintln(out, "dry run: the balancer announces all VIPs that can be served")
 		return err
 	}
 	state, err := client.ChangeSelf(ctx, api.SelfChange{})
 	if err != nil {
+		return err
+	}
+	if state.L2 != nil { // other balancers have to learn first that this one can answer again
+		_, err = fmt.Fprintf(out, "the balancer takes its share of %s\n", wording.Count(len(state.L2.VIPs), "VIP"))
 		return err
 	}
 	_, err = fmt.Fprintf(out, "the balancer announces %d of %s\n",

@@ -231,7 +231,7 @@ func TestUndrainSelf(t *testing.T) {
 		dryRun, drained bool
 		want            string
 	}{
-		{true, true, "dry run: the balancer announces the routes of all VIPs that can be served\n"},
+		{true, true, "dry run: the balancer announces all VIPs that can be served\n"},
 		{false, false, "the balancer announces 1 of 3 routes\n"},
 	} {
 		var out bytes.Buffer

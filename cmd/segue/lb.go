@@ -26,6 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/l2"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/rundir"
@@ -109,6 +110,10 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	if err != nil {
 		return err
 	}
+	link, err := newLink(cfg, fleet, log)
+	if err != nil {
+		return err
+	}
 	b, err := balancer.NewShared(cfg, controller.Secrets(), controller.Generations(), log)
 	if err != nil {
 		return err
@@ -132,8 +137,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	b.ReportUnsaved(recorder.SetUnsaved)
 	b.ReportReasons(recorder.SetReasons)
 	var member control.Member = b
-	if announcer != nil {
-		member = &announced{b, announcer, log}
+	switch {
+	case announcer != nil:
+		member = &announced{b, bgpFollower{announcer}, log}
+	case link != nil:
+		member = &announced{b, l2Follower{link}, log}
 	}
 	controller.Attach(member, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
@@ -146,6 +154,13 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		announcer.PublishTo(stream)
 		metrics.MustRegister(announcer)
 		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
+	}
+	var onLink api.Link
+	if link != nil {
+		onLink = link
+		link.PublishTo(stream)
+		metrics.MustRegister(link)
+		group.Go(func() error { return link.Run(ctx, b.Abilities()) })
 	}
 	var offload api.Switch
 	if contents := b.Contents(); contents != nil {
@@ -162,7 +177,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		case <-b.Ready():
 			handler.Start(api.Balancer{
 				Control: controller, Source: view.List, Reload: reload, Events: stream, Speaker: speaker,
-				Switch: offload,
+				Link: onLink, Switch: offload,
 			}.Handler())
 		case <-ctx.Done():
 		}
@@ -200,6 +215,19 @@ func newAnnouncer(
 	}, log)
 }
 
+// newLink returns the speaker that answers for a balancer's VIPs on its link, or nil if the
+// configuration has no section l2. fleet is nil if the balancer has no store.
+func newLink(cfg *desired.Balancer, fleet *control.Fleet, log *slog.Logger) (*l2.Speaker, error) {
+	if cfg.L2 == nil {
+		return nil, nil
+	}
+	var presence l2.Presence
+	if fleet != nil {
+		presence = fleet.Present
+	}
+	return l2.New(cfg, presence, log)
+}
+
 // forwards tells whether the data path of a balancer is attached to all interfaces of its
 // configuration.
 func forwards(node *desired.BalancerNode) (bool, error) {
@@ -217,9 +245,23 @@ func forwards(node *desired.BalancerNode) (bool, error) {
 type announced struct {
 	control.Member
 	announcer interface {
-		Apply(context.Context, *bgp.Plan) error
+		apply(context.Context, *desired.Balancer, desired.Secrets) error
 	}
 	log *slog.Logger
+}
+
+// bgpFollower makes an announcer follow a desired state.
+type bgpFollower struct{ *bgp.Announcer }
+
+func (f bgpFollower) apply(ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets) error {
+	return f.Apply(ctx, bgp.NewPlan(cfg.BGP, secrets.Passwords))
+}
+
+// l2Follower makes a speaker follow a desired state.
+type l2Follower struct{ *l2.Speaker }
+
+func (f l2Follower) apply(ctx context.Context, cfg *desired.Balancer, _ desired.Secrets) error {
+	return f.Apply(ctx, cfg.L2)
 }
 
 // Reload implements control.Runner.
@@ -233,15 +275,15 @@ func (a *announced) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
 	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
-		return err // for example because the section bgp was removed, which needs a restart
+		return err // for example because the section bgp or l2 was removed, which needs a restart
 	}
 	// The data path follows the new state already. So the announcer must follow it even if the
 	// caller's context ends. An error means that the process is ending, or that a peer's session
 	// cannot be opened. The announcer tries again to open the session.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
-	if err := a.announcer.Apply(ctx, bgp.NewPlan(cfg.BGP, secrets.Passwords)); err != nil {
-		a.log.Error("bgp does not follow the configuration", "error", err)
+	if err := a.announcer.apply(ctx, cfg, secrets); err != nil {
+		a.log.Error("the announcement of vips does not follow the configuration", "error", err)
 	}
 	return nil
 }

@@ -10,14 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
 // announcer fails to follow each plan, and counts the plans.
 type announcer struct{ plans int }
 
-func (a *announcer) Apply(context.Context, *bgp.Plan) error {
+func (a *announcer) apply(context.Context, *desired.Balancer, desired.Secrets) error {
 	a.plans++
 	return errors.New("no such peer")
 }
@@ -33,7 +32,7 @@ func TestAnnouncerThatCannotFollow(t *testing.T) {
 	if err := a.Reload(t.Context(), cfg, desired.Secrets{}); err != nil || f.state != cfg || failing.plans != 1 {
 		t.Errorf("error %v, the data path follows %p, want %p; %d plans", err, f.state, cfg, failing.plans)
 	}
-	if want := "bgp does not follow the configuration"; !strings.Contains(log.String(), want) {
+	if want := "the announcement of vips does not follow the configuration"; !strings.Contains(log.String(), want) {
 		t.Errorf("no %q in %s", want, &log)
 	}
 }

@@ -109,8 +109,9 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 		if err != nil {
 			return nil, err
 		}
+		speaker, link := readAnnouncements(ctx, instance.Name)
 		return &balancerStatus{
-			snapshot, readBGP(ctx, instance.Name), readSwitch(ctx, instance.Name, o.service),
+			snapshot, speaker, link, readSwitch(ctx, instance.Name, o.service),
 		}, nil
 	}, printBalancer)
 }

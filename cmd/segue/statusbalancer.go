@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/wording"
 )
 
-// printBalancer prints the status of a balancer: the instance, BGP, the services and the reasons of
+// printBalancer prints the status of a balancer: the instance, announcements, the services and the reasons of
 // packets.
 func printBalancer(out io.Writer, s *balancerStatus) error {
 	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
@@ -37,7 +37,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 		fmt.Fprintf(out, "removed VIP: %s, its last service was removed %s ago, %s dropped since\n",
 			vip.VIP, wholeSeconds(vip.Age), wording.Count(int(vip.Packets), "packet"))
 	}
-	if err := errors.Join(printBGP(out, s.BGP, s.Time), printSwitch(out, s)); err != nil {
+	if err := errors.Join(printBGP(out, s.BGP, s.Time), printL2(out, s.L2, s.Time), printSwitch(out, s)); err != nil {
 		return err
 	}
 	for _, service := range s.Services {

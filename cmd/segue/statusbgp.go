@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/l2"
 	"github.com/segue-lb/segue/internal/p4switch"
 	"github.com/segue-lb/segue/internal/wording"
 )
@@ -21,7 +22,8 @@ import (
 // balancerStatus is the state of a balancer's tables, of its BGP speaker and of its switch.
 type balancerStatus struct {
 	*inspect.Snapshot
-	BGP    *bgp.State       `json:"bgp,omitempty"`    // nil: no process answers, or it does not announce its VIPs
+	BGP    *bgp.State       `json:"bgp,omitempty"`    // nil: no process answers, or it does not use BGP
+	L2     *l2.LinkState    `json:"l2,omitempty"`     // nil: no process answers, or it does not use layer 2
 	Switch *p4switch.Status `json:"switch,omitempty"` // nil: no process answers, or there is no switch
 }
 
@@ -37,16 +39,16 @@ func (s *balancerStatus) RatesSince(earlier *balancerStatus) {
 // unless it hangs or is starting.
 const bgpPatience = time.Second
 
-// readBGP asks the process of a balancer for its sessions and routes. If the process does not
-// answer, readBGP returns nil, and status shows the tables alone.
-func readBGP(ctx context.Context, instance string) *bgp.State {
+// readAnnouncements asks the process of a balancer how it announces its VIPs. If the process does not
+// answer, the result is nil, and status shows the tables alone.
+func readAnnouncements(ctx context.Context, instance string) (*bgp.State, *l2.LinkState) {
 	ctx, cancel := context.WithTimeout(ctx, bgpPatience)
 	defer cancel()
 	self, err := api.NewClient(instance).Self(ctx)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	return self.BGP
+	return self.BGP, self.L2
 }
 
 // whyNotAnnounced has a text for each reason that is worth a warning. A drain has its own warning.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package announce has the rules that all ways of announcing VIPs share: when a service is a reason
-// to announce its VIP, how soon a VIP returns after it was given up, and how a drain of the balancer
-// outlasts restarts.
+// to announce its VIP, how soon a VIP returns after it was given up, and how a drain of the
+// balancer outlasts restarts.
 package announce
 
 import (
@@ -74,9 +74,9 @@ func (d *Damping) Withdrawn(now time.Time, holdDown time.Duration) {
 // Unserved notes that the VIP is not served, so that a hold-down time begins anew.
 func (d *Damping) Unserved() { d.served = time.Time{} }
 
-// Due notes that the VIP is served now. It returns the time at which the VIP may be announced, if it
-// is served until then: now if it was never given up, and otherwise the later, the more often it was
-// given up in a row.
+// Due notes that the VIP is served now. It returns the time at which the VIP may be announced, if
+// it is served until then: now if it was never given up, and otherwise the later, the more often it
+// was given up in a row.
 func (d *Damping) Due(now time.Time, holdDown time.Duration) time.Time {
 	if d.withdrawals == 0 {
 		return now

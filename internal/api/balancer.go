@@ -24,8 +24,10 @@ type Balancer struct {
 	Source func(wanted func(service string) bool) (*inspect.Snapshot, error)
 	Reload Reload
 	Events *events.Stream
-	// Speaker is nil if the balancer does not announce its VIPs.
+	// Speaker is nil if the balancer does not announce its VIPs by BGP.
 	Speaker Speaker
+	// Link is nil if the balancer does not announce its VIPs on its link.
+	Link Link
 	// Switch is nil if there is no switch in front of the balancer.
 	Switch Switch
 }

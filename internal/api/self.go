@@ -11,18 +11,30 @@ import (
 
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/l2"
 )
 
 // Speaker announces the VIPs of the balancer by BGP.
 type Speaker interface {
 	State(context.Context) (*bgp.State, error)
+	drainable
+}
+
+// Link answers for the VIPs of the balancer by ARP and neighbour discovery.
+type Link interface {
+	State() *l2.LinkState
+	drainable
+}
+
+// drainable announces VIPs, unless the balancer is drained.
+type drainable interface {
 	Drain(ctx context.Context, untilRestart bool) error
 	Undrain(context.Context) error
 }
 
 // Self is the balancer itself.
 type Self struct {
-	Drained bool `json:"drained" doc:"whether all routes are withdrawn, so that no packets arrive"`
+	Drained bool `json:"drained" doc:"whether no VIP is announced, so that no packets arrive"`
 }
 
 // SelfChange is a change of the balancer itself.
@@ -35,22 +47,23 @@ type SelfChange struct {
 type SelfState struct {
 	Self
 	// Packets counts packets to servers since the data path was made, with those of the switch.
-	Packets   uint64     `json:"packets" doc:"packets to servers, since the data path was made"`
-	Uncounted string     `json:"uncounted,omitempty" doc:"why the packets of the switch in front of the balancer are missing"`
-	BGP       *bgp.State `json:"bgp,omitempty" doc:"missing: the balancer does not announce its VIPs"`
+	Packets   uint64        `json:"packets" doc:"packets to servers, since the data path was made"`
+	Uncounted string        `json:"uncounted,omitempty" doc:"why the packets of the switch in front of the balancer are missing"`
+	BGP       *bgp.State    `json:"bgp,omitempty" doc:"missing: the balancer does not announce its VIPs by BGP"`
+	L2        *l2.LinkState `json:"l2,omitempty" doc:"missing: the balancer does not announce its VIPs on its link"`
 }
 
 func (b *balancerAPI) registerSelf(api huma.API) {
 	const path = "/v1/self"
 	huma.Register(api, huma.Operation{
 		OperationID: "get-self", Method: http.MethodGet, Path: path,
-		Summary: "Show whether the balancer is drained, its BGP sessions and its routes",
+		Summary: "Show whether the balancer is drained, and which VIPs it announces",
 		Errors:  []int{http.StatusServiceUnavailable},
 	}, b.getSelf)
 	huma.Register(api, huma.Operation{
 		OperationID: "change-self", Method: http.MethodPatch, Path: path,
 		Summary: "Drain the balancer, or end its drain",
-		Description: "A drained balancer withdraws all routes. A drain outlasts restarts, unless the " +
+		Description: "A drained balancer announces no VIP. A drain outlasts restarts, unless the " +
 			"request says otherwise.",
 		Errors: []int{
 			http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
@@ -78,7 +91,7 @@ func forwarded(reasons []datapath.ReasonCount) (packets uint64) {
 }
 
 // selfState reads the number of packets to servers from the data path and the switch, and the state
-// of BGP from the speaker.
+// of announcements.
 func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 	noService := func(string) bool { return false } // the counters of the whole data path suffice
 	snapshot, err := b.snapshot(noService)
@@ -91,6 +104,10 @@ func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 		state.Packets += forwarded(status.Reasons)
 		state.Uncounted = status.Uncounted
 	}
+	if b.Link != nil {
+		state.L2 = b.Link.State()
+		state.Drained = state.L2.Drained != nil
+	}
 	if b.Speaker == nil {
 		return &state, nil
 	}
@@ -101,13 +118,25 @@ func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
 	return &state, nil
 }
 
+// announcer returns what announces the VIPs, or nil.
+func (b *balancerAPI) announcer() drainable {
+	switch {
+	case b.Speaker != nil:
+		return b.Speaker
+	case b.Link != nil:
+		return b.Link
+	}
+	return nil
+}
+
 type selfChange struct{ Body SelfChange }
 
 // changeSelf drains the balancer or undrains it, and returns the state after that.
 func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[SelfState], error) {
-	if b.Speaker == nil {
+	announcer := b.announcer()
+	if announcer == nil {
 		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +
-			"section bgp. Withdraw the routes to it where they are configured")
+			"section bgp or l2. Withdraw the routes to it where they are configured")
 	}
 	if r.Body.UntilRestart && !r.Body.Drained {
 		return nil, huma.Error422UnprocessableEntity("until_restart is only for a drain: drained must be true")
@@ -116,9 +145,9 @@ func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[Self
 	if _, err := b.selfState(ctx); err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}
-	change := b.Speaker.Undrain
+	change := announcer.Undrain
 	if r.Body.Drained {
-		change = func(ctx context.Context) error { return b.Speaker.Drain(ctx, r.Body.UntilRestart) }
+		change = func(ctx context.Context) error { return announcer.Drain(ctx, r.Body.UntilRestart) }
 	}
 	if err := change(ctx); err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())

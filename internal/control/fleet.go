@@ -131,6 +131,13 @@ func (f *Fleet) Await(ctx context.Context, condition func(store.Status) bool) er
 	return f.follower.Await(ctx, condition)
 }
 
+// Present keeps this balancer present in the store (store.Store.Present).
+func (f *Fleet) Present(
+	ctx context.Context, seconds int64, own <-chan string, heard func(map[string]string, error),
+) {
+	f.store.Present(ctx, seconds, own, heard)
+}
+
 // Confirm makes the balancer follow a version of the store that removes more servers than the limit
 // allows. The error wraps ErrVersion if the store has released another version since.
 func (f *Fleet) Confirm(ctx context.Context, version string) error {

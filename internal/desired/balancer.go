@@ -18,6 +18,8 @@ type Balancer struct {
 	Metrics Metrics      `yaml:"metrics"`
 	// BGP describes how the VIPs are announced to routers; nil: they are not announced.
 	BGP *BGP `yaml:"bgp,omitempty"`
+	// L2 describes how the VIPs are announced on the link of Node.Interface; nil: they are not.
+	L2 *L2 `yaml:"l2,omitempty"`
 	// Store is where the services come from; nil: they come from the file. A change needs a restart.
 	Store    *Store    `yaml:"store,omitempty"`
 	Services []Service `yaml:"services"`

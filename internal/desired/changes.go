@@ -117,7 +117,8 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
-	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
+	return named(node, bgpChanges(b.BGP, old.BGP), l2Changes(b.L2, old.L2), services.changes("services"),
+		servers.changes("servers"))
 }
 
 // serversThatDiffer returns the servers that differ from the one at the same index of another list,
@@ -158,6 +159,14 @@ func bgpChanges(now, before *BGP) Changes {
 		pointers(now.Peers), pointers(before.Peers), "", (*BGPPeer).Name)
 	fields := changedFields(*now, *before, "peers")
 	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
+}
+
+// l2Changes lists the differences of the section l2.
+func l2Changes(now, before *L2) Changes {
+	if now == nil || before == nil { // to add or remove the section needs a restart
+		return nil
+	}
+	return Changes{{"l2_changed", changedFields(*now, *before)}}
 }
 
 // difference is how two lists of named items differ.

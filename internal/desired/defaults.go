@@ -71,6 +71,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	}
 	given.defaultUnderlay(b.Node.Underlay)
 	given.defaultBGP(b.BGP)
+	given.defaultL2(b.L2)
 	given.defaultStore(b.Store)
 }
 

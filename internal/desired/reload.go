@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
@@ -26,6 +27,10 @@ func (b *Balancer) Fixed() []Setting {
 	speaker := BGP{}
 	if b.BGP != nil {
 		speaker = *b.BGP
+	}
+	lease := time.Duration(0)
+	if b.L2 != nil {
+		lease = b.L2.Lease
 	}
 	var to Switch
 	if b.Node.Switch != nil {
@@ -54,6 +59,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("bgp.router-id", speaker.RouterID),
 		setting("bgp.listen", speaker.Listen),
 		setting("bgp.restart-time", speaker.RestartTime),
+		setting("l2.lease", lease),
 	}, b.Store.fixed())
 }
 

@@ -115,6 +115,7 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	r.checkInside(b)
 	r.checkVIPs(b, newVIPs(common))
 	r.checkBGP(b, newVIPs(common))
+	r.checkL2(b)
 }
 
 // checkInside checks node.internal and node.inside.

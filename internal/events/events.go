@@ -31,6 +31,8 @@ const (
 	VIPBack         Kind = "vip_back"         // a VIP is an address of the agent's host again
 	RouteAnnounced  Kind = "route_announced"  // a VIP is announced to routers
 	RouteWithdrawn  Kind = "route_withdrawn"  // a VIP is no longer announced
+	VIPTaken        Kind = "vip_taken"        // the balancer answers for a VIP on its link
+	VIPLeft         Kind = "vip_left"         // the balancer no longer answers for a VIP
 	SessionUp       Kind = "session_up"       // a BGP session is established
 	SessionDown     Kind = "session_down"     // a BGP session has ended
 	Drained         Kind = "drained"          // the balancer itself is drained: all routes are withdrawn

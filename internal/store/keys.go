@@ -15,6 +15,7 @@ const (
 	releaseKey = "release" // the change that balancers follow (release)
 	writerKey  = "writer"  // exists while a change of many keys is being written
 	leaderKey  = "leader"  // the balancer that makes generations
+	presentKey = "l2/"     // BALANCER: exists while the balancer is present (presence.go)
 
 	servicesKey    = "services/"    // SERVICE: the fields of a service, without its servers
 	serversKey     = "servers/"     // SERVICE/SERVER: the fields of a server

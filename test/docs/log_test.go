@@ -51,7 +51,7 @@ var inherited = map[string][]string{
 // attributesOf are the keys that a function returns. Attributes of a reload are a part of them.
 var attributesOf = map[string][]string{
 	"Attributes": {
-		"bgp_changed", "changes", "keys_changed", "node_changed", "passwords_changed", "peers_added", "peers_changed", "peers_removed", "servers_added", "servers_changed", "servers_removed",
+		"bgp_changed", "changes", "keys_changed", "l2_changed", "node_changed", "passwords_changed", "peers_added", "peers_changed", "peers_removed", "servers_added", "servers_changed", "servers_removed",
 		"services_added", "services_changed", "services_removed",
 	},
 }

@@ -35,7 +35,7 @@ type site struct {
 func newSite(t *testing.T, servers int) *site {
 	t.Helper()
 	s := &site{T: t, etcd: etcdtest.Start(t)}
-	s.build(servers, s.etcd)
+	s.build(siteTopology(servers), "", s.etcd)
 	return s
 }
 
@@ -43,16 +43,21 @@ func newSite(t *testing.T, servers int) *site {
 func newClusteredSite(t *testing.T, servers int) *site {
 	t.Helper()
 	s := &site{T: t, cluster: etcdtest.StartCluster(t, 3)}
-	s.build(servers, s.cluster.Members...)
+	s.build(siteTopology(servers), "", s.cluster.Members...)
 	return s
 }
 
-// build starts the lab of a site.
-func (s *site) build(servers int, members ...*etcdtest.Server) {
-	s.Helper()
-	t := s.T
+// siteTopology returns the topology of a site with one service.
+func siteTopology(servers int) lab.Topology {
 	top := topology("http6-encap")
 	top.Servers = servers
+	return top
+}
+
+// build starts the lab of a site. The balancers' files also have the given sections.
+func (s *site) build(top lab.Topology, sections string, members ...*etcdtest.Server) {
+	s.Helper()
+	t := s.T
 	s.proxies = map[string]map[*etcdtest.Server]*etcdtest.Proxy{}
 	s.lab = up(t, top)
 	s.service = s.lab.Topology.Services[0]
@@ -75,7 +80,7 @@ func (s *site) build(servers int, members ...*etcdtest.Server) {
 		if !ok {
 			t.Fatalf("%s has no services", file)
 		}
-		own += fmt.Sprintf("store: {etcd: {endpoints: [%s], prefix: /segue/lab}}\n", strings.Join(endpoints, ", "))
+		own += fmt.Sprintf("store: {etcd: {endpoints: [%s], prefix: /segue/lab}}\n", strings.Join(endpoints, ", ")) + sections
 		must(t, os.WriteFile(file, []byte(own), 0o644))
 		must(t, os.WriteFile(s.services, []byte("services:\n"+services), 0o644))
 	}

@@ -121,7 +121,7 @@ var behind = []tier{
 		packages: []string{
 			"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
 			"./internal/control", "./internal/daemon", "./internal/datapath", "./internal/events",
-			"./internal/health", "./internal/health/probe", "./internal/load", "./internal/netdev",
+			"./internal/health", "./internal/health/probe", "./internal/l2", "./internal/load", "./internal/netdev",
 			"./internal/poll", "./internal/rundir", "./internal/store/...", "./lab/application",
 			"./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
 		},
@@ -146,7 +146,7 @@ const longTests = "^(TestInfer|TestInferFaults|TestServerFailures|TestBalancersC
 	"TestServersAndABalancerFailAtOnce|TestHistoryKeepsConnections|TestHintsKeepConnections|" +
 	"TestServersWithoutTimestamps|TestServerWithoutWayToBalancers|TestKilledApplication|" +
 	"TestToolsWithoutFlowTable|TestFailedStartsUnderLoad|TestDeadServer|" +
-	"TestTwoArmedBalancersAreKilled|TestUpgradeOfAFleet)$"
+	"TestTwoArmedBalancersAreKilled|TestUpgradeOfAFleet|TestKeepalived)$"
 
 // longPacketTests are the packet tests of the tier long: processes that are killed or fail at each
 // step of their start, and the measurements.
@@ -170,14 +170,14 @@ var soak = []tier{
 				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet|" +
 				"TestSchemathesis|TestServersWithoutTimestamps|TestHintsKeepConnections|TestInferFaults|" +
 				"TestMemoryOfTheProcess|TestBFD|TestBGPUnnumbered|TestRoutesOfNoDataPath|TestSwitch|" +
-				"TestConnectionsMoveBetweenSwitchAndBalancer)$",
+				"TestConnectionsMoveBetweenSwitchAndBalancer|TestL2)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.all", "-failover.figure",
 			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
 			"-flood.syns=200000", "-reloads=40", "-iperf=500M", "-bgp.routers=frr,bird",
-			"-bgp.connections=1000", "-bgp.arrivals=200",
+			"-bgp.connections=1000", "-l2.connections=1000", "-l2.all", "-bgp.arrivals=200",
 			"-schemathesis.examples=100", "-timestamps.connections=100",
 			"-hints.servers=9", "-hints.connections=2800", "-infer.apart", "-memory.servers=10000",
 			"-switch.requests=10000", "-switch.connections=1000", "-switch.changes=20",
