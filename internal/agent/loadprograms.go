@@ -43,6 +43,7 @@ func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 	k := &kernel{log: log, loader: datapath.Loader{
 		Instance: node.Instance, Role: datapath.RoleAgent, Maps: declared,
 		Programs: []string{agentProgXdpAgent, agentProgTcAgent, agentProgTcForward}, Hooks: hooks,
+		XDPMode: node.XDPMode,
 	}}
 	if err := k.load(node); err != nil {
 		err = k.undo(fmt.Errorf("load the data path: %w", err))

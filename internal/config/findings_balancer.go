@@ -49,6 +49,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"several-balancers", (*inspection).unrecoverableFlows},
 	{"idle-timeout", eachService((*inspection).shortIdleTimeout)},
 	{"mtu", (*inspection).narrowPath},
+	{"xdp-mode", (*inspection).unfitDriver},
 	{"bgp-password", eachPeer((*inspection).noPassword)},
 	{"bgp-hold-time", eachPeer((*inspection).holdTime)},
 	{"bgp-restart-time", (*inspection).shortRestartTime},
@@ -428,6 +429,33 @@ func (i *inspection) shortIdleTimeout(path string, s *desired.Service) {
 
 // clientMTU is the length of the largest packets that clients usually send.
 const clientMTU = 1500
+
+// The faults of drivers in native mode. docs/reference/kernels-and-nics.md names the sources.
+const (
+	sendsNothing = "does not transmit frames that XDP has redirected: probes, held fragments, and packets to " +
+		"servers behind another interface are lost"
+	leavesNoRoom = "leaves too little room in front of a frame for SRv6: packets are dropped as drop_no_headroom"
+)
+
+// unfitDrivers are drivers whose native mode does not suffice for a balancer.
+var unfitDrivers = map[string]string{
+	"fbnic": sendsNothing, "mlx4_en": sendsNothing, "nfp": sendsNothing,
+	"ixgbevf": leavesNoRoom + "; it also " + sendsNothing,
+}
+
+// unfitDriver finds an interface whose driver does not suffice in native mode, if that mode is not
+// excluded.
+func (i *inspection) unfitDriver(b *desired.Balancer) {
+	if b.Node.XDPMode == desired.XDPGeneric {
+		return
+	}
+	for _, name := range b.Node.Interfaces() {
+		driver := i.host.Driver(name)
+		if fault := unfitDrivers[driver]; fault != "" {
+			i.findf("node.xdp-mode", "the driver of %s, %s, %s; write generic, or use another card", name, driver, fault)
+		}
+	}
+}
 
 // narrowPath finds services whose packets, with the headers of the encapsulation, are larger than
 // the MTU of the interface to the servers.

@@ -25,17 +25,32 @@ import (
 type Host struct {
 	// MTU returns the MTU of an interface in bytes, or false if the host does not have it.
 	MTU func(name string) (mtu int, ok bool)
+	// Driver returns the name of an interface's driver, as `ethtool -i` shows it, or an empty text.
+	Driver func(name string) string
 }
 
 // ThisHost returns the host of the process, in its network namespace.
 func ThisHost() Host {
-	return Host{MTU: func(name string) (int, bool) {
+	return Host{Driver: driverOf, MTU: func(name string) (int, bool) {
 		i, err := net.InterfaceByName(name)
 		if err != nil {
 			return 0, false
 		}
 		return i.MTU, true
 	}}
+}
+
+func driverOf(name string) string {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	info, err := unix.IoctlGetEthtoolDrvinfo(fd, name)
+	if err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(info.Driver[:])
 }
 
 // keyFile finds a key file that a start or a reload would refuse.

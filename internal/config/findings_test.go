@@ -47,6 +47,12 @@ services:
 // found is a finding without its text.
 type found struct{ rule, path string }
 
+// noHost has no interfaces.
+var noHost = Host{
+	MTU:    func(string) (int, bool) { return 0, false },
+	Driver: func(string) string { return "" },
+}
+
 type findingCase struct {
 	name, from, to string
 	rule, path     string // no rule: there is no finding
@@ -60,10 +66,13 @@ func checkFindings(
 	inspect func(string, []byte, Host) ([]Finding, error),
 ) (rules []string) {
 	t.Helper()
-	host := Host{MTU: func(name string) (int, bool) {
-		mtu, ok := map[string]int{"eth0": 1540, "eth1": 1300}[name]
-		return mtu, ok
-	}}
+	host := Host{
+		MTU: func(name string) (int, bool) {
+			mtu, ok := map[string]int{"eth0": 1540, "eth1": 1300}[name]
+			return mtu, ok
+		},
+		Driver: func(name string) string { return map[string]string{"eth0": "veth", "eth2": "mlx4_en"}[name] },
+	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			if c.from != "" && strings.Count(valid, c.from) != 1 {
@@ -173,6 +182,9 @@ func TestFindings(t *testing.T) {
 		{"narrow inside", "internal: true", "inside: eth1", "mtu", two + ".encapsulation",
 			"eth1 has an MTU of 1300, and clients behind filters for ICMP are not told; raise the MTU on the way " +
 				"to the servers to 1520"},
+		{"unfit driver", "internal: true", "inside: eth2", "xdp-mode", "node.xdp-mode",
+			"the driver of eth2, mlx4_en, does not transmit"},
+		{"generic mode", "internal: true", "inside: eth2\n  xdp-mode: generic", "", "", ""},
 	}, InspectBalancer)
 	rules = append(rules, stored...)
 	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  name: lb1\n  peers: [lb1, lb2]", 1),
@@ -268,7 +280,7 @@ func checkPlainSwitch(t *testing.T) string {
 		"address: 'unix:/run/switch/p4runtime.sock'": false,
 	} {
 		file := strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  switch: {"+to+", network-port: 1, host-port: 2}", 1)
-		findings, err := InspectBalancer("/nonexistent/node.yaml", []byte(file), Host{MTU: func(string) (int, bool) { return 0, false }})
+		findings, err := InspectBalancer("/nonexistent/node.yaml", []byte(file), noHost)
 		testhost.Must(t, err)
 		at := slices.IndexFunc(findings, func(f Finding) bool { return f.Rule == rule })
 		if at < 0 == isFound {
@@ -296,7 +308,7 @@ services:
 - {name: web, vip: 192.0.2.80, port: ` + port + `, protocol: tcp, encapsulation: srv6-encap, persistence: stateless, bucket-hash: crc-32}
 - {name: old, vip: 192.0.2.80, port: 80, protocol: tcp, encapsulation: ipip}
 `
-		findings, err := InspectBalancer("", []byte(file), Host{MTU: func(string) (int, bool) { return 0, false }})
+		findings, err := InspectBalancer("", []byte(file), noHost)
 		testhost.Must(t, err)
 		var got []string
 		for _, f := range findings {
@@ -410,7 +422,7 @@ func TestFilesOfProcess(t *testing.T) {
 	const node = "node: {interface: eth0, locator: \"fd00:5:0:1::/64\", state: %s, signal-key: %s}\nservices:\n"
 	const service = `- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp`
 	file := fmt.Sprintf(node, state, key) + service
-	host := Host{MTU: func(string) (int, bool) { return 0, false }}
+	host := noHost
 	ofAgent, err := InspectAgent("", []byte(file+"}\n"), host)
 	testhost.Must(t, err)
 	ofBalancer, err := InspectBalancer("", []byte(file+`, servers: [{name: s1, locator: "fd00:5:0:2::/64"}]}`), host)
@@ -446,7 +458,7 @@ func TestFindingsOfTLSFiles(t *testing.T) {
 		} {
 			testhost.Must(t, os.Chmod(key, files.mode))
 			text := strings.Replace(c.file, "FILES", fmt.Sprintf("ca-file: %s, cert-file: %s, key-file: %s", files.ca, files.cert, key), 1)
-			findings, err := InspectBalancer("", []byte(text), Host{MTU: func(string) (int, bool) { return 0, false }})
+			findings, err := InspectBalancer("", []byte(text), noHost)
 			testhost.Must(t, err)
 			var got []found
 			for _, f := range findings {
@@ -488,7 +500,7 @@ services:`, write("right", "secret\n", 0o600), write("wrong", "secret\n", 0o602)
 	agent := strings.Replace(strictAgent, "mtu: 1500", "mtu: 1500\n  signal-key: "+write("short", "0001\n", 0o600), 1)
 	agent = strings.Replace(agent, "protocol: tcp}", "protocol: tcp, load: {source: shared-memory, path: "+
 		write("load", "", 0o666)+"}}", 1)
-	host := Host{MTU: func(string) (int, bool) { return 0, false }}
+	host := noHost
 	file := write("node.yaml", "", 0o646)
 	for _, c := range []struct {
 		inspect func(string, []byte, Host) ([]Finding, error)

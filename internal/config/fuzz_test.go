@@ -164,7 +164,10 @@ func FuzzInspect(f *testing.F) {
 	addExample(f, "lb.yaml", nil)
 	addExample(f, "agent.yaml", nil)
 	f.Add([]byte(everything), []byte(nil))
-	host := Host{MTU: func(string) (int, bool) { return 1280, true }}
+	host := Host{
+		MTU:    func(string) (int, bool) { return 1280, true },
+		Driver: func(string) string { return "nfp" },
+	}
 	f.Fuzz(func(t *testing.T, data, _ []byte) {
 		for _, inspect := range []func(string, []byte, Host) ([]Finding, error){InspectBalancer, InspectAgent} {
 			findings, err := inspect("", data, host)

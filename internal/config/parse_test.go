@@ -58,6 +58,7 @@ services:
 			Name:      host[:min(len(host), 63)],
 			Interface: "eth0",
 			Internal:  &yes,
+			XDPMode:   desired.XDPAuto,
 			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 			State:     "/var/lib/segue",
@@ -157,7 +158,8 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	yes := true
 	want := &desired.Agent{
 		Node: desired.AgentNode{
-			Instance: "agent", Interface: "eth0", Internal: &yes, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
+			Instance: "agent", Interface: "eth0", Internal: &yes,
+			XDPMode: desired.XDPAuto, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
 			AssignVIPs: &yes, State: "/var/lib/segue",
 		},
 		Services: []desired.AgentService{{
@@ -245,7 +247,7 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, tunnel-sources, underlay, reject, drop-removed-vips, seed, limits, state, signal-key, switch
+`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, xdp-mode, locator, addresses, tunnel-sources, underlay, reject, drop-removed-vips, seed, limits, state, signal-key, switch
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice; first in line 3
 line 5: node.seed: must be a whole number from 0 to 18446744073709551615

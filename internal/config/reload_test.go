@@ -35,6 +35,7 @@ node.internal "false": a change from "true" needs a restart`},
 		{"several", balancer("eth0", "eth1").ReloadableFrom(&desired.Balancer{}),
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
+node.xdp-mode "auto": a change from "" needs a restart
 node.seed: a change needs a restart
 node.state "/var/lib/segue": a change from "" needs a restart
 node.limits.flows "1024": a change from "0" needs a stop, ` + detached + `
@@ -48,6 +49,7 @@ metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent several", agent("eth0", "eth1").ReloadableFrom(&desired.Agent{}),
 			`node.instance "server": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
+node.xdp-mode "auto": a change from "" needs a restart
 node.state "/var/lib/segue": a change from "" needs a restart
 metrics.listen ":9189": a change from "" needs a restart`},
 	}

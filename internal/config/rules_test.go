@@ -284,7 +284,7 @@ func TestOutsideRules(t *testing.T) {
 		{"two inside", parses(ParseBalancer, inside(strings.Replace(validBalancer, "seed: 0x10", "internal: true", 1), "eth1")),
 			`line 7: node.internal "true": must be false or absent if node.inside is set: the domain is then reached by node.inside`},
 		{"agent with two", parses(ParseAgent, inside(validAgent, "eth1")),
-			"line 4: node.inside: unknown field; must be one of: instance, interface, internal, locator, addresses, underlay, mtu, assign-vips, balancers, state, signal-key"},
+			"line 4: node.inside: unknown field; must be one of: instance, interface, internal, locator, addresses, underlay, xdp-mode, mtu, assign-vips, balancers, state, signal-key"},
 		{"balancer", parses(ParseBalancer, outside(validBalancer, "", "")), ""},
 		{"balancer that hunts", parses(ParseBalancer, outside(validBalancer, "placement: hash", "placement: hunt")),
 			`line 4: node.internal "false": must be true for services[0], whose placement is hunt: ` +

@@ -8,11 +8,15 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/netdev"
 )
 
 // Hook is a point at which the kernel runs a program of an instance.
@@ -43,7 +47,7 @@ func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err e
 			}
 			continue
 		}
-		a, err := t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin))
+		a, err := t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin), l.XDPMode)
 		if err != nil {
 			return nil, err
 		}
@@ -130,40 +134,66 @@ func (l *Loader) Close() error {
 // Attached tells how AttachXDP attached a program.
 type Attached struct {
 	Mode Mode
-	// NoNative is the reason why the mode is generic. It is nil if the mode is native.
+	// NoNative is the reason why the mode is generic. It is nil if the mode is native, or was chosen.
 	NoNative error
 }
 
 // errKept is the reason for generic mode if the program replaces an earlier one.
 var errKept = errors.New("an earlier process attached in generic mode")
 
-// WarnIfGeneric logs a warning about the cost of generic mode.
+// WarnIfGeneric logs a warning about the cost of generic mode. If an operator has chosen the mode,
+// it warns only of offloads that lose packets.
 func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 	if a.Mode != Generic {
+		return
+	}
+	if a.NoNative == nil {
+		a.warnOfMerging(log, iface)
 		return
 	}
 	log.Warn("no native XDP: attached in generic mode, which is slow and drops packets that GRO or LRO "+
 		"merged; switch GRO and LRO off", "interface", iface, "native", a.NoNative)
 }
 
+// merging are the offloads that merge packets before XDP in generic mode gets them.
+var merging = []string{netdev.GRO, "rx-gro-hw", "rx-lro"}
+
+// warnOfMerging logs a warning if offloads of an interface merge packets, or if that is not known.
+func (a Attached) warnOfMerging(log *slog.Logger, iface string) {
+	active, err := netdev.ActiveOffloads(iface, merging...)
+	if err != nil {
+		active = merging
+	}
+	if len(active) > 0 {
+		log.Warn("generic XDP drops packets that offloads merged; switch these offloads off",
+			"interface", iface, "offloads", strings.Join(active, ", "))
+	}
+}
+
 // AttachXDP runs prog on an interface and pins the link at pin. If a link of the interface is
 // pinned there already, the link gets the new program in one step, and no packet bypasses the
-// programs. A link of another interface works until the takeover ends. Native mode is tried first.
-func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
+// programs, unless the link has another mode than the wanted one. A link of another interface works
+// until the takeover ends.
+func (t *Takeover) AttachXDP(
+	prog *ebpf.Program, ifindex int, pin string, wanted desired.XDPMode,
+) (Attached, error) {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
+	if err := t.leaveMode(iface, pin, wanted); err != nil {
+		return Attached{}, err
+	}
 	err = t.UpdateLink(prog, ifindex, pin) // the mode of the link stays
 	switch {
-	case err == nil && modeOf(iface) == Generic:
+	case err == nil && modeOf(iface) == Generic && wanted != desired.XDPGeneric:
 		return Attached{Generic, errKept}, nil
 	case err == nil:
-		return Attached{Mode: Native}, nil
+		return Attached{Mode: modeOf(iface)}, nil
 	case !errors.Is(err, os.ErrNotExist):
 		return Attached{}, err
 	}
-	l, attached, err := attachXDP(prog, ifindex)
+	l, attached, err := attachXDP(prog, ifindex, wanted)
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
 		return Attached{}, busy(iface, err)
 	}
@@ -173,23 +203,79 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	return attached, t.PinLink(l, prog, pin)
 }
 
-// attachXDP attaches a program in native mode. If that fails, it tries generic mode, unless the
-// error shows that generic mode would fail too (worthGeneric).
-func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
-	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
-	l, noNative := link.AttachXDP(options)
+// leaveMode detaches the program of an earlier process from an interface if its mode is not the
+// wanted one: an interface cannot run programs in both modes. Packets bypass the programs until the
+// next one is attached. Undo attaches the earlier program again.
+func (t *Takeover) leaveMode(iface netlink.Link, pin string, wanted desired.XDPMode) error {
+	mode, ifindex := modeOf(iface), iface.Attrs().Index
+	if wanted == desired.XDPAuto || wanted == "" || string(wanted) == string(mode) {
+		return nil
+	}
+	attached, err := AttachedTo(pin)
+	if err != nil || attached != ifindex {
+		return err
+	}
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	t.held = append(t.held, l)
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	before, err := openProgram(filepath.Dir(pin), info.Program)
+	if err != nil {
+		return fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	t.held = append(t.held, before)
+	if err := l.Detach(); err != nil {
+		return fmt.Errorf("detach %s: %w", pin, err)
+	}
+	t.OnUndo(func() error {
+		again, err := attachInMode(before, ifindex, mode)
+		if err != nil {
+			return err
+		}
+		next, err := pinNext(again, pin)
+		if err == nil {
+			err = os.Rename(next, pin)
+		}
+		return errors.Join(err, again.Close())
+	})
+	return nil
+}
+
+// attachXDP attaches a program in the wanted mode. If that is auto, and native mode fails, it tries
+// generic mode, unless the error shows that generic mode would fail too (worthGeneric).
+func attachXDP(prog *ebpf.Program, ifindex int, wanted desired.XDPMode) (link.Link, Attached, error) {
+	if wanted == desired.XDPGeneric {
+		l, err := attachInMode(prog, ifindex, Generic)
+		return l, Attached{Mode: Generic}, err
+	}
+	l, noNative := attachInMode(prog, ifindex, Native)
 	if noNative == nil {
 		return l, Attached{Mode: Native}, nil
+	}
+	if wanted == desired.XDPNative {
+		return nil, Attached{}, fmt.Errorf("in native mode, which node.xdp-mode asks for: %w", noNative)
 	}
 	if !worthGeneric(noNative) {
 		return nil, Attached{}, noNative
 	}
-	options.Flags = link.XDPGenericMode
-	l, err := link.AttachXDP(options)
+	l, err := attachInMode(prog, ifindex, Generic)
 	if err != nil {
 		return nil, Attached{}, fmt.Errorf("in generic mode: %w; in native mode: %w", err, noNative)
 	}
 	return l, Attached{Generic, noNative}, nil
+}
+
+func attachInMode(prog *ebpf.Program, ifindex int, mode Mode) (link.Link, error) {
+	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
+	if mode == Generic {
+		options.Flags = link.XDPGenericMode
+	}
+	return link.AttachXDP(options)
 }
 
 // worthGeneric tells whether to try generic mode after native mode has failed with an error.

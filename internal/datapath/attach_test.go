@@ -17,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
@@ -76,8 +78,14 @@ func inOne(step func(*Takeover) error) error {
 }
 
 func attach(prog *ebpf.Program, ifindex int, pin string) (attached Attached, err error) {
+	return attachAs(desired.XDPAuto, prog, ifindex, pin)
+}
+
+func attachAs(
+	mode desired.XDPMode, prog *ebpf.Program, ifindex int, pin string,
+) (attached Attached, err error) {
 	err = inOne(func(t *Takeover) error {
-		attached, err = t.AttachXDP(prog, ifindex, pin)
+		attached, err = t.AttachXDP(prog, ifindex, pin, mode)
 		return err
 	})
 	return attached, err
@@ -144,6 +152,85 @@ func TestGenericWhereNativeFails(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// TestChosenMode changes the mode of an interface that can do both, and then chooses native mode
+// where the driver refuses it.
+func TestChosenMode(t *testing.T) {
+	ns, peer, ifindex := pair(t)
+	program, other := pass(t, ebpf.XDP, 2), pass(t, ebpf.XDP, 2)
+	pin := filepath.Join(pins(t), LinkPin)
+	setPeerMTU := func(mtu int) {
+		must(t, peer.Do(func() error {
+			l, err := netlink.LinkByName("eth0")
+			return errors.Join(err, netlink.LinkSetMTU(l, mtu))
+		}))
+	}
+	must(t, ns.Do(func() error {
+		for _, step := range []struct {
+			wanted desired.XDPMode
+			mode   Mode
+			why    error
+		}{
+			{desired.XDPGeneric, Generic, nil},
+			{desired.XDPGeneric, Generic, nil},
+			{desired.XDPAuto, Generic, errKept},
+			{desired.XDPNative, Native, nil},
+			{desired.XDPAuto, Native, nil},
+			{desired.XDPGeneric, Generic, nil},
+		} {
+			attached, err := attachAs(step.wanted, program, ifindex, pin)
+			must(t, err)
+			if want := (Attached{step.mode, step.why}); attached != want {
+				t.Errorf("%s: attached as %+v, want %+v", step.wanted, attached, want)
+			}
+			requireRuns(t, ifindex, program, step.mode)
+		}
+		setPeerMTU(9000)
+		_, err := attachAs(desired.XDPNative, other, ifindex, pin)
+		if !errors.Is(err, unix.ERANGE) || !strings.Contains(err.Error(), "node.xdp-mode") {
+			t.Errorf("native mode, which the driver refuses: error %v", err)
+		}
+		requireRuns(t, ifindex, program, Generic) // as before
+		if at, err := AttachedTo(pin); at != ifindex || err != nil {
+			t.Errorf("the pin is of interface %d, error %v", at, err)
+		}
+		setPeerMTU(1500)
+		_, err = attachAs(desired.XDPNative, other, ifindex, pin)
+		must(t, err)
+		requireRuns(t, ifindex, other, Native)
+		return nil
+	}))
+}
+
+// requireRuns requires that an interface runs a program in a mode.
+func requireRuns(t *testing.T, ifindex int, program *ebpf.Program, mode Mode) {
+	t.Helper()
+	iface, err := netlink.LinkByIndex(ifindex)
+	must(t, err)
+	info, err := program.Info()
+	must(t, err)
+	id, _ := info.ID()
+	xdp := iface.Attrs().Xdp
+	if xdp == nil || xdp.ProgId != uint32(id) || modeOf(iface) != mode {
+		t.Errorf("interface %d runs %+v, want program %d in %s mode", ifindex, xdp, id, mode)
+	}
+}
+
+// TestWarningOfMerging checks that a start in a chosen generic mode warns of GRO, and only of that.
+func TestWarningOfMerging(t *testing.T) {
+	ns, _, _ := pair(t)
+	for _, on := range []bool{true, false} {
+		var log strings.Builder
+		must(t, ns.Do(func() error {
+			must(t, netdev.SetOffloads("eth0", on, netdev.GRO))
+			Attached{Mode: Generic}.WarnIfGeneric(slog.New(slog.NewTextHandler(&log, nil)), "eth0")
+			return nil
+		}))
+		if on != strings.Contains(log.String(), "offloads="+netdev.GRO) || !on && log.Len() > 0 {
+			t.Errorf("with GRO %v: the log is %q", on, log.String())
+		}
+	}
 }
 
 // TestNoGenericOverAnother checks that a program on the interface stays, and that the error names

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Loader brings the data path of an instance into the kernel. The exported fields above Dir declare
@@ -26,8 +28,9 @@ type Loader struct {
 	Instance string
 	Role     Role
 	Maps     Declarations
-	Programs []string // those that are pinned for readers
-	Hooks    []Hook   // all hooks with pins, in the order in which programs are attached
+	Programs []string        // those that are pinned for readers
+	Hooks    []Hook          // all hooks with pins, in the order in which programs are attached
+	XDPMode  desired.XDPMode // of XDP programs; empty stands for auto
 
 	Dir string // the directory of the pins
 	// Replaced are the expendable maps that Load has found with the layout of another build.

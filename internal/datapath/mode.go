@@ -13,7 +13,8 @@ type Mode string
 const (
 	// Native: the program runs in the driver, before the kernel builds a socket buffer.
 	Native Mode = "native"
-	// Generic: the program runs on socket buffers, because the driver does not support XDP.
+	// Generic: the program runs on socket buffers, because the driver does not support XDP, or
+	// because an operator has chosen that.
 	Generic Mode = "generic"
 )
 

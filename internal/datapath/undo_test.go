@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
@@ -58,7 +59,7 @@ func (u *undoing) attach(takeover *Takeover, ifindex int) error {
 	unpinned, err := u.program.Clone()
 	must(u.t, err)
 	u.t.Cleanup(func() { unpinned.Close() })
-	_, err = takeover.AttachXDP(u.program, ifindex, u.pin(LinkPin))
+	_, err = takeover.AttachXDP(u.program, ifindex, u.pin(LinkPin), desired.XDPAuto)
 	return errors.Join(err, takeover.Pin(unpinned, u.pin(BalancerProgram)))
 }
 

@@ -32,6 +32,8 @@ type AgentNode struct {
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
 	// Underlay is the same as in BalancerNode.
 	Underlay *Underlay `yaml:"underlay,omitempty"`
+	// XDPMode is how the program of Interface attaches, as BalancerNode.XDPMode.
+	XDPMode XDPMode `yaml:"xdp-mode,omitempty"`
 	// MTU is the length of the largest packet on the path from the balancers to this server, 1280
 	// to 65535 bytes. The default is the MTU of the interface.
 	MTU int `yaml:"mtu,omitempty" range:"1280 to 65535"`

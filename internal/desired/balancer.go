@@ -49,6 +49,9 @@ type BalancerNode struct {
 	// must drop such packets. The default is true without Inside. With Inside it is always false. A
 	// change needs a restart.
 	Internal *bool `yaml:"internal"`
+	// XDPMode is how the programs of Interface and Inside attach. Default auto; a change needs a
+	// restart.
+	XDPMode XDPMode `yaml:"xdp-mode,omitempty"`
 	// Locator is the balancer's own /64. The source address of its SRv6 packets is in it. It is
 	// required if a service uses an SRv6 encapsulation.
 	Locator netip.Prefix `yaml:"locator"`
@@ -86,6 +89,16 @@ type BalancerNode struct {
 	// change needs a restart.
 	Switch *Switch `yaml:"switch,omitempty"`
 }
+
+// XDPMode is how XDP programs attach to an interface.
+type XDPMode string
+
+// The modes of XDP that a node may name.
+const (
+	XDPAuto    XDPMode = "auto"    // native if the driver accepts the program, otherwise generic
+	XDPNative  XDPMode = "native"  // in the driver
+	XDPGeneric XDPMode = "generic" // on socket buffers, whatever the driver can do
+)
 
 // Switch is a switch that runs the program in folder p4 (package p4switch).
 type Switch struct {

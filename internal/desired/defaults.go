@@ -60,6 +60,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.name", &b.Node.Name, hostName())
 	internal := b.Node.Inside == ""
 	setDefault(given, "node.internal", &b.Node.Internal, &internal)
+	setDefault(given, "node.xdp-mode", &b.Node.XDPMode, XDPAuto)
 	setDefault(given, "node.reject", &b.Node.Reject, true)
 	setDefault(given, "node.drop-removed-vips", &b.Node.DropRemovedVIPs, DefaultDropRemovedVIPs)
 	setDefault(given, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
@@ -244,6 +245,7 @@ func (a *Agent) SetDefaults(given Given) {
 	setDefault(given, "node.instance", &a.Node.Instance, "agent")
 	yes := true
 	setDefault(given, "node.internal", &a.Node.Internal, &yes)
+	setDefault(given, "node.xdp-mode", &a.Node.XDPMode, XDPAuto)
 	setDefault(given, "node.assign-vips", &a.Node.AssignVIPs, &yes)
 	given.defaultUnderlay(a.Node.Underlay)
 	setDefault(given, "node.state", &a.Node.State, defaultState)

@@ -41,6 +41,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.interface", b.Node.Interface),
 		setting("node.inside", b.Node.Inside),
 		setting("node.internal", b.Node.IsInternal()),
+		setting("node.xdp-mode", b.Node.XDPMode),
 	}, b.Node.Underlay.fixed(), []Setting{
 		setting(SeedField, b.Node.Seed),
 		setting("node.state", b.Node.State),
@@ -69,6 +70,7 @@ func (a *Agent) Fixed() []Setting {
 		setting("node.instance", a.Node.Instance),
 		setting("node.interface", a.Node.Interface),
 		setting("node.internal", a.Node.IsInternal()),
+		setting("node.xdp-mode", a.Node.XDPMode),
 	}, a.Node.Underlay.fixed(), []Setting{
 		setting("node.state", a.Node.State),
 		setting("api.group", a.API.Group),

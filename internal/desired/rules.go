@@ -129,7 +129,9 @@ func CheckInstance(name string) error {
 }
 
 // checkHost checks the fields that the section node has in both files.
-func (r *rules) checkHost(instance, iface string, locator netip.Prefix, addresses []netip.Addr) {
+func (r *rules) checkHost(
+	instance, iface string, mode XDPMode, locator netip.Prefix, addresses []netip.Addr,
+) {
 	if !isInstance(instance) {
 		r.failf("node.instance", "%s", instanceForm)
 	}
@@ -138,6 +140,7 @@ func (r *rules) checkHost(instance, iface string, locator netip.Prefix, addresse
 	} else {
 		r.checkInterface("node.interface", iface)
 	}
+	checkKnown(r, "node.xdp-mode", mode, XDPAuto, XDPNative, XDPGeneric)
 	r.checkLocator("node.locator", locator)
 	seen := make(map[netip.Addr]string)
 	for i, address := range addresses {

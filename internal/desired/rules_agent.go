@@ -22,7 +22,7 @@ func (a *Agent) Validate() fieldpath.Errors {
 
 // checkAgent checks all rules of an agent except ranges.
 func (r *rules) checkAgent(a *Agent) {
-	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
+	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.XDPMode, a.Node.Locator, a.Node.Addresses)
 	r.checkBalancers(a.Node.Balancers, a.Services)
 	r.checkSignalKey(a.Node.SignalKey)
 	r.checkState(a.Node.State)

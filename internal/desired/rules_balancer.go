@@ -71,7 +71,7 @@ func (r *rules) checkAPI(a *API) {
 
 // checkBalancer checks all rules of a balancer except ranges.
 func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
-	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
+	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.XDPMode, b.Node.Locator, b.Node.Addresses)
 	r.checkTunnelSources(b)
 	r.checkPeers(&b.Node)
 	r.checkSignalKey(b.Node.SignalKey)

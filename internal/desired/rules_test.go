@@ -19,7 +19,7 @@ func valid() *Balancer {
 	}
 	return &Balancer{
 		Node: BalancerNode{
-			Instance: "lb", Interface: "eth0", Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
+			Instance: "lb", Interface: "eth0", XDPMode: XDPAuto, Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Limits: Limits{Flows: 1024, Servers: 4},
 		},
 		Services: []Service{{
@@ -104,7 +104,7 @@ func TestValidateAgent(t *testing.T) {
 	a := Agent{
 		Node: AgentNode{
 			Instance: "agent", Interface: "eth0", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
-			MTU: 1279,
+			XDPMode: "driver", MTU: 1279,
 		},
 		Services: []AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: TCP,
@@ -113,6 +113,7 @@ func TestValidateAgent(t *testing.T) {
 		}},
 	}
 	want := `node.mtu: must be a whole number from 1280 to 65535
+node.xdp-mode: must be one of: auto, native, generic
 services[0].accept.window: required by policy dynamic
 services[0].accept.window-time: required by policy dynamic
 services[0].accept.initial: required by policy dynamic

@@ -58,3 +58,36 @@ func TestGenericXDP(t *testing.T) {
 	}
 	requireNoDrops(t, l)
 }
+
+// TestChosenXDPMode changes the mode of XDP of a balancer and of a server's agent, both of which
+// can do native XDP, and changes it back.
+func TestChosenXDPMode(t *testing.T) {
+	t.Parallel()
+	topology := topology("http6-encap", "http4-gre")
+	topology.Balancers = 1
+	l := up(t, topology)
+	c := newClient(l)
+	for _, mode := range []desired.XDPMode{desired.XDPGeneric, desired.XDPNative} {
+		n, server := l.Node("lb1"), l.Node("s1")
+		balancer, agent := n.BalancerConfig(), server.AgentConfig()
+		balancer.Node.XDPMode, agent.Node.XDPMode = mode, mode
+		must(t, n.WriteBalancerConfig(balancer))
+		must(t, server.WriteAgentConfig(agent))
+		for _, p := range []*lab.Process{l.Process("lb1", "lb"), l.Process("s1", "agent")} {
+			must(t, p.Stop())
+			must(t, p.Start(t.Context()))
+			if log := readLog(t, p); strings.Contains(log, "no native XDP") {
+				t.Errorf("%s warns of the mode: %s", p, log)
+			}
+		}
+		awaitServers(t, l)
+		for _, node := range []*lab.Node{n, server} {
+			status := command(t, l, node.Name, segue, "status", "-i", node.Instance())
+			if !strings.Contains(status, string(mode)+" XDP on eth0") {
+				t.Errorf("with %s, the status of %s is %s", mode, node.Name, status)
+			}
+		}
+		must(t, c.spread(t.Context(), nodes(l, lab.RoleServer)...))
+	}
+	requireNoDrops(t, l)
+}

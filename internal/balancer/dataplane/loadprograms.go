@@ -27,7 +27,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	p := &Plane{
 		Loader: datapath.Loader{
 			Instance: cfg.Node.Instance, Role: datapath.RoleBalancer, Maps: declare(cfg.Node.Limits),
-			Programs: []string{datapath.BalancerProgram}, Hooks: hooks,
+			Programs: []string{datapath.BalancerProgram}, Hooks: hooks, XDPMode: cfg.Node.XDPMode,
 		},
 		node: &cfg.Node, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
 		columns: spec.Maps[balancerMapColumns].InnerMap,
