@@ -17,6 +17,7 @@ static __always_inline void count_offer(const struct acceptance *acceptance, enu
 {
 	__u32 number = acceptance->number;
 	struct offers *counters;
+	__u64 index = result;
 
 	if (dry_run) {
 		record.is_offer = true;
@@ -24,8 +25,9 @@ static __always_inline void count_offer(const struct acceptance *acceptance, enu
 		return;
 	}
 	counters = bpf_map_lookup_elem(&offers, &number);
-	if (counters && result < OFFER_COUNT)
-		__sync_fetch_and_add(&counters->count[result], 1);
+	barrier_var(index); /* Linux 6.1 bounds only the register that is compared */
+	if (counters && index < OFFER_COUNT)
+		__sync_fetch_and_add(&counters->count[index], 1);
 }
 
 /* Algorithm 1, SRc: accepts while the load is less than the threshold. */

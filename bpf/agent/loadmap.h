@@ -60,13 +60,15 @@ static __always_inline __u64 sum_of_slots(const volatile struct load_page *page)
 __noinline int read_load_map(const struct service_key *service, struct load *load)
 {
 	const volatile struct load_page *page;
+	struct service_key key;
 	__u32 first = 0, shared;
 	void *map;
 	__u64 sum;
 
 	if (!service || !load)
 		return false;
-	map = bpf_map_lookup_elem(&load_maps, service);
+	key = *service; /* Linux 6.1 takes no key from a parameter of a global function */
+	map = bpf_map_lookup_elem(&load_maps, &key);
 	if (!map)
 		return false;
 	page = bpf_map_lookup_elem(map, &first);
