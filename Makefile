@@ -73,7 +73,7 @@ modules: setup-modules ## build the modules for this machine's Apache and nginx,
 	VERSION='$(VERSION)' packaging/modules.sh
 
 .PHONY: package
-package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if not the machine's
+package: generate ## build the packages in bin/, deb and rpm; ARCH=arm64 or amd64, if not the machine's
 	GOARCH='$(ARCH)' VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
 
 ##@ Develop

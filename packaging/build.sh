@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 
-# Builds the packages bin/segue_VERSION_ARCHITECTURE.deb and bin/segue-lab_VERSION_ARCHITECTURE.deb.
-# `make package` calls it. Two builds of one commit with the same tools are equal, byte for byte.
+# Builds the packages bin/segue_VERSION_ARCHITECTURE.deb and bin/segue-lab_VERSION_ARCHITECTURE.deb,
+# and the same as rpm, bin/segue-VERSION-1.ARCHITECTURE.rpm. `make package` calls it. Two builds of one commit with the same tools are equal, byte for byte.
 #
 #   VERSION   version of the packages; make takes it from scripts/version.sh
 #   GOARCH    architecture of the packages; default: that of the machine
@@ -54,10 +54,19 @@ cp -r packaging/examples/. "$out/doc/docs/examples/"
 # Modes do not depend on the umask.
 chmod -R u=rwX,go=rX "$out"
 
-for package in segue segue-lab; do
-    GOARCH='' go -C packaging tool nfpm package --packager deb --config $package.yaml --target ../bin/ >"$out/nfpm.log" 2>&1 || {
+# nfpm PACKAGE FORMAT FILE: builds a package as the file bin/FILE.
+nfpm() {
+    GOARCH='' go -C packaging tool nfpm package --packager "$2" --config "$1.yaml" --target "../bin/$3" \
+        >"$out/nfpm.log" 2>&1 || {
         cat "$out/nfpm.log" >&2
         exit 1
     }
-    echo "bin/${package}_${VERSION}_$ARCH.deb"
+    echo "bin/$3"
+}
+declare -A rpm_arch=([amd64]=x86_64 [arm64]=aarch64)
+for package in segue segue-lab; do
+    nfpm $package rpm "$package-$VERSION-1.${rpm_arch[$ARCH]:-$ARCH}.rpm"
+done
+for package in segue segue-lab; do
+    nfpm $package deb "${package}_${VERSION}_$ARCH.deb"
 done

@@ -43,6 +43,7 @@ test  iperf3           iperf3
 test  keepalived       keepalived
 test  python3          python3
 test  python3-pip      pip3
+test  rpm              rpm
 test  tshark           tshark
 test  wrk              wrk
 modules apache2-bin    apache2

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,6 +102,58 @@ func buildIn(folder, version string, env ...string) (string, error) {
 	return filepath.Abs(filepath.Join(folder, lines[len(lines)-2]))
 }
 
+// rpmOf returns the path of the rpm that was built with a deb.
+func rpmOf(deb string) string {
+	parts := strings.Split(strings.TrimSuffix(filepath.Base(deb), ".deb"), "_")
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[parts[2]]
+	return filepath.Join(filepath.Dir(deb), fmt.Sprintf("%s-%s-1.%s.rpm", parts[0], parts[1], arch))
+}
+
+// TestRPM looks into the rpm packages. No distribution with rpm is here, so it installs none.
+func TestRPM(t *testing.T) {
+	testhost.NeedCommand(t, "rpm", "rpm")
+	deb := buildPackage(t, later)
+	query := func(deb string, args ...string) string {
+		return run(t, slices.Concat([]string{"rpm", "--query", "--package"}, args, []string{rpmOf(deb)})...)
+	}
+	requires := query(deb, "--requires")
+	for _, part := range []string{"systemd >= 252\n", "/bin/sh\n"} {
+		if !strings.Contains(requires, part) {
+			t.Errorf("segue requires %q, want %q", requires, part)
+		}
+	}
+	if strings.Contains(requires, "init-system-helpers") || strings.Contains(requires, "passwd") {
+		t.Errorf("segue requires packages of Debian: %q", requires)
+	}
+	if got, want := query(laboratory(deb), "--requires"), "segue = "+later+"\n"; !strings.Contains(got, want) {
+		t.Errorf("segue-lab requires %q, want %q", got, want)
+	}
+	scripts := query(deb, "--scripts")
+	for _, part := range []string{
+		"postinstall scriptlet", "systemctl preset", "preuninstall scriptlet", "segue drain --self",
+		"postuninstall scriptlet",
+	} {
+		if !strings.Contains(scripts, part) {
+			t.Errorf("the scripts do not have %q:\n%s", part, scripts)
+		}
+	}
+	list := query(deb, "--list")
+	for _, file := range []string{
+		"/etc/segue\n", "/usr/bin/segue\n", "/usr/lib/systemd/system/segue-lb.service\n",
+		"/usr/share/man/man8/segue-lb.8.gz\n", "/usr/share/segue/segue_load.py\n",
+		"/usr/share/zsh/site-functions/_segue\n",
+	} {
+		if !strings.Contains(list, file) {
+			t.Errorf("segue does not have %q", file)
+		}
+	}
+	for _, folder := range []string{"dist-packages", "vendor-completions"} { // Debian's
+		if strings.Contains(list, folder) {
+			t.Errorf("segue has a file in %s", folder)
+		}
+	}
+}
+
 // TestReproducible builds the packages of a copy of the source in another folder, at another time.
 func TestReproducible(t *testing.T) {
 	first := buildPackage(t, earlier)
@@ -115,7 +168,9 @@ func TestReproducible(t *testing.T) {
 	}
 	second, err := buildIn(copied, earlier, "TZ=Asia/Kolkata", "LC_ALL=C")
 	must(t, err)
-	for _, pair := range [][]string{{first, second}, {laboratory(first), laboratory(second)}} {
+	for _, pair := range [][]string{
+		{first, second}, {laboratory(first), laboratory(second)}, {rpmOf(first), rpmOf(second)},
+	} {
 		if out, err := exec.CommandContext(t.Context(), "cmp", pair...).CombinedOutput(); err != nil {
 			t.Errorf("the packages differ: %s", out)
 		}

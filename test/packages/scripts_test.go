@@ -119,6 +119,54 @@ func TestInstallWithStuckStart(t *testing.T) {
 	}
 }
 
+// TestScriptsOfRPM runs the scripts as rpm does, which passes numbers of installed versions. There is
+// no deb-systemd-invoke and no deb-systemd-helper then.
+func TestScriptsOfRPM(t *testing.T) {
+	const absent = "exit 127"
+	programs := map[string]string{
+		"deb-systemd-invoke": absent,
+		"deb-systemd-helper": absent,
+		"systemctl":          "case $* in *ActiveState*) echo active ;; *is-enabled*agent*) exit 1 ;; esac",
+		"segue":              "",
+		"stat":               "echo segue", // the owner of the directory
+		"systemd-sysusers":   "",
+		"chown":              "",
+	}
+	const state = "show --property=ActiveState --value "
+	for _, test := range []struct{ name, script, argument, want string }{
+		{
+			"first installation", "postinst", "1",
+			"preset segue-lb.service segue-agent.service segue-drain.service\n--system daemon-reload\n" +
+				"--quiet is-enabled segue-lb.service\nstart segue-lb.service\n--quiet is-enabled segue-agent.service\n",
+		},
+		{
+			"upgrade", "postinst", "2",
+			"--system daemon-reload\n" + state + "segue-lb.service\nrestart segue-lb.service\n" +
+				state + "segue-agent.service\nrestart segue-agent.service\n",
+		},
+		{"upgrade, the earlier version", "prerm", "1", ""},
+		{"upgrade, at its end", "postrm", "1", "--system daemon-reload\n"},
+		{
+			"removal", "prerm", "0",
+			"stop segue-drain.service segue-lb.service segue-agent.service\n" +
+				"--no-reload disable segue-drain.service segue-lb.service segue-agent.service\n",
+		},
+		{"removal, at its end", "postrm", "0", "--system daemon-reload\n"},
+	} {
+		calls, out := runScript(t, test.script, programs, test.argument)
+		if got := callsOf("systemctl", calls); got != test.want {
+			t.Errorf("%s: %s has called systemctl with %q, want %q", test.name, test.script, got, test.want)
+		}
+		if strings.Contains(calls, "deb-systemd") || out != "" {
+			t.Errorf("%s: %s has made the calls %q, and says %q", test.name, test.script, calls, out)
+		}
+		detached := strings.Contains(callsOf("segue", calls), "lb detach lb\n")
+		if wanted := test.name == "removal"; detached != wanted {
+			t.Errorf("%s: the data path is detached: %v", test.name, detached)
+		}
+	}
+}
+
 // TestPurgeWithRunningProcess: the user stays while a process of it runs, and the purge succeeds. If
 // the user can be removed, its group goes, too, also if it has other members.
 func TestPurgeWithRunningProcess(t *testing.T) {
