@@ -109,6 +109,12 @@ mutants: setup-test generate ## remove the checks of the threat model, and see i
 	go build -o bin/mutants ./test/mutants
 	bin/mutants -from '$(FROM)' '$(ROW)'
 
+KERNEL :=
+.PHONY: kernels
+kernels: setup-kernels generate ## test the data path on Debian's kernels, in QEMU (root; half an hour); KERNEL="6.1 arm64" for some
+	go build -o bin/kernels ./test/kernels
+	bin/kernels $(KERNEL)
+
 .PHONY: lint
 lint: setup-lint generate ## check licence lines, format and correctness of C, Go and shell
 	go run ./test/spdx
@@ -148,13 +154,15 @@ help: ## show this list
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } \
 		/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: setup-build setup-demo setup-test setup-modules setup-lint setup-mediawiki
+.PHONY: setup-build setup-demo setup-test setup-kernels setup-modules setup-lint setup-mediawiki
 setup-build:
 	@$(SETUP) build
 setup-demo:
 	@$(SETUP) build demo
 setup-test:
 	@$(SETUP) build demo test modules
+setup-kernels:
+	@$(SETUP) build kernels
 setup-modules:
 	@$(SETUP) build modules
 setup-lint:

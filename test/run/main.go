@@ -90,7 +90,7 @@ var behind = []tier{
 	},
 	{
 		name:     "long",
-		packages: []string{"./internal/agent", "./lab/bench"},
+		packages: []string{"./internal/agent", "./internal/balancer/dataplane", "./lab/bench"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4", "-run=" + longPacketTests},
 	},
 	{
@@ -152,7 +152,7 @@ const longTests = "^(TestInfer|TestInferFaults|TestServerFailures|TestBalancersC
 // step of their start, and the measurements.
 const longPacketTests = "^(TestKilledWithTwoInterfaces|TestFirstStartKilledAtEveryStep|" +
 	"TestKilledAtEveryStep|TestFailedStartChangesNothing|TestFailedFirstStartLeavesNothing|" +
-	"TestMeasurePackets)$"
+	"TestMeasurePackets|TestEveryMethodLoads)$"
 
 // soakTier is the name of all tiers in soak.
 const soakTier = "soak"

@@ -4,6 +4,9 @@ package dataplane
 
 import (
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -57,6 +60,37 @@ func TestVerifierWork(t *testing.T) {
 		if limit := testhost.VerifierLimit(t, test.most); !ok || verified > limit {
 			t.Errorf("%s: %d instructions are more than %d", name, verified, limit)
 		}
+	}
+}
+
+// TestEveryMethodLoads loads a program for each placement alone, and for each persistence.
+func TestEveryMethodLoads(t *testing.T) {
+	testhost.NeedBPF(t)
+	programs := map[string]Features{}
+	for name, placement := range placements {
+		programs[fmt.Sprint(name.Placement, " ", name.Selection)] = placementFeature(placement)
+	}
+	for among, placement := range inferring {
+		programs[fmt.Sprint("infer among ", among)] = placementFeature(placement)
+	}
+	for name, persistence := range persistences {
+		programs[string(name)] = placementFeature(balancerPlacementPLACEMENT_HASH) |
+			persistenceFeature(persistence)
+	}
+	table := persistenceFeature(balancerPersistencePERSISTENCE_TABLE)
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		spec, err := specWith(programs[name] | table)()
+		testhost.Must(t, err)
+		objects, err := ebpf.NewCollection(spec)
+		if err != nil {
+			t.Errorf("%s: %+v", name, err)
+			continue
+		}
+		info, err := objects.Programs[balancerProgXdpLb].Info()
+		testhost.Must(t, err)
+		verified, _ := info.VerifiedInstructions()
+		t.Logf("%s: the verifier processes %d instructions", name, verified)
+		objects.Close()
 	}
 }
 
