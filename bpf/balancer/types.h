@@ -110,7 +110,8 @@ struct service_entry {
 	__be16 port; /* 0: every port that no other service of the VIP names */
 	__u8 protocol;
 	__u8 kind; /* enum service_entry_kind */
-	/* The id of a service. A removed VIP has the time of its removal here, in seconds of
+	/* The id of a service in the lower half, and the number of the VIP among those of the
+	 * service in the upper half. A removed VIP has the time of its removal here, in seconds of
 	 * CLOCK_BOOTTIME. */
 	__u32 id;
 	struct service_rule rule; /* a VIP has only flags: enum vip_flags */

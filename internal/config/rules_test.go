@@ -444,6 +444,24 @@ func TestServiceRules(t *testing.T) {
 			"vip: 2001:db8:80:0::1\n    port: 80\n    protocol: tcp",
 			one("services[1]", "tcp port 80 of 2001:db8:80::1 is already used by services[0] (service web, line 10)")},
 		{"other protocol", "vip: 198.51.100.53\n    port: all", "vip: 2001:db8:80::1\n    port: 80", nil},
+		{"several VIPs and ports", vip + "\n    port: 80", `vips: ["2001:db8:80::1", "2001:db8:80::2"]` + "\n    ports: [80, 443]", nil},
+		{"first VIP and port", vip + "\n    port: 80", vip + "\n    port: 80\n    " +
+			`vips: ["2001:db8:80::1", "2001:db8:80::2"]` + "\n    ports: [80, 443]", nil},
+		{"not the first VIP", vip, vip + "\n    " + `vips: ["2001:db8:80::2", "2001:db8:80::1"]`,
+			one("services[0].vip", "must be absent, or the first of vips, 2001:db8:80::2")},
+		{"not the first port", "port: 80\n", "port: 80\n    ports: [443, 80]\n",
+			one("services[0].port", "must be absent, or the first of ports, 443")},
+		{"VIP twice", vip, `vips: ["2001:db8:80::1", "2001:db8:80:0::1"]`,
+			one("services[0].vips[1]", "is already used by services[0].vips[0] (service web, line 11)")},
+		{"VIP in a list IPv4", vip, `vips: ["2001:db8:80::1", 198.51.100.1]`,
+			one("services[0].vips[1]", "must be IPv6 for encapsulation srv6-insert; IPv4 needs srv6-encap")},
+		{"port in a list all", "port: 80\n", "ports: [80, all]\n",
+			one("services[0].ports[1]", "must be a port from 1 to 65535; for all ports, write port: all")},
+		{"port twice", "port: 80\n", "ports: [80, 80]\n",
+			one("services[0].ports[1]", "is already used by services[0].ports[0] (service web, line 12)")},
+		{"port of a list used", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
+			"vips: [198.51.100.53, \"2001:db8:80::1\"]\n    ports: [53, 80]\n    protocol: tcp",
+			one("services[1]", "tcp port 80 of 2001:db8:80::1 is already used by services[0] (service web, line 10)")},
 		{"all ports beside one", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
 			"vip: 2001:db8:80::1\n    port: all\n    protocol: tcp", nil},
 	})
@@ -647,7 +665,7 @@ func TestAgentRules(t *testing.T) {
 			"vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp",
 			one("services[1]", "tcp port 80 of 2001:db8:80::1 is already used by services[0] (service web, line 10)")},
 		{"field of a balancer", "protocol: tcp", "protocol: tcp\n    buckets: 7",
-			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local, drained, "+
+			one("services[0].buckets", "unknown field; must be one of: name, vip, vips, port, ports, protocol, encapsulation, accept, load, not-local, drained, "+
 				"quic, quic-id, former-quic, former-quic-id")},
 		{"accept of a tunnel", "protocol: udp", "protocol: udp\n    accept: {policy: always}", one("services[1].accept",
 			"only for services that hunt: "+thatHunt)},

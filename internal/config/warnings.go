@@ -208,10 +208,14 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 		return
 	}
 	for i, s := range b.Services {
-		family := desired.FamilyOf(s.VIP)
-		if s.Announcement() != desired.AnnounceNever && !b.BGP.Announces(family) {
-			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "vip"), "is not announced: no peer in bgp.peers has the "+
-				"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
+		if s.Announcement() == desired.AnnounceNever {
+			continue
+		}
+		for j, vip := range s.AllVIPs() {
+			if family := desired.FamilyOf(vip); !b.BGP.Announces(family) {
+				d.warnf(s.VIPPath(i, j), "is not announced: no peer in bgp.peers has the "+
+					"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
+			}
 		}
 	}
 }
@@ -223,7 +227,7 @@ func (d *document) warnOfEmptyAggregates(b *desired.Balancer) {
 	}
 	for i, a := range b.BGP.Aggregates {
 		isUsed := slices.ContainsFunc(b.Services, func(s desired.Service) bool {
-			return s.Announcement() != desired.AnnounceNever && a.Prefix.Contains(s.VIP)
+			return s.Announcement() != desired.AnnounceNever && slices.ContainsFunc(s.AllVIPs(), a.Prefix.Contains)
 		})
 		if !isUsed {
 			d.warnf(fieldpath.Child(fieldpath.Item("bgp.aggregates", i), "prefix"), "is not announced: no service that is "+

@@ -89,7 +89,8 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 
 	common := make([]AgentService, len(b.Services))
 	for i, s := range b.Services {
-		common[i] = AgentService{Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation}
+		common[i] = AgentService{Name: s.Name, VIP: s.VIP, VIPs: s.VIPs, Port: s.Port, Ports: s.Ports,
+			Protocol: s.Protocol, Encapsulation: s.Encapsulation}
 	}
 	if b.Store == nil {
 		r.checkPresent(len(b.Services))
@@ -450,8 +451,10 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	}
 	for i, s := range b.Services {
 		path := fieldpath.Item("services", i)
-		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
-			r.failf(fieldpath.Child(path, "vip"), "is in the locator of %s", locators[prefix])
+		for j, vip := range s.AllVIPs() {
+			if prefix, err := vip.Prefix(64); err == nil && locators[prefix] != "" {
+				r.failf(s.VIPPath(i, j), "is in the locator of %s", locators[prefix])
+			}
 		}
 		for j := range s.Servers {
 			server := &s.Servers[j]
@@ -468,6 +471,15 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 			}
 		}
 	}
+}
+
+// vipPath returns the path of a VIP of the service at a path. i is its index in AllVIPs, and vips is
+// the list of the service, which may be empty.
+func vipPath(path string, vips []netip.Addr, i int) string {
+	if len(vips) == 0 {
+		return fieldpath.Child(path, "vip")
+	}
+	return fieldpath.Item(fieldpath.Child(path, "vips"), i)
 }
 
 // locatorsOf returns the owner of each /64 with a VIP: the server or the balancer whose locator it

@@ -26,6 +26,9 @@ const volatile __u64 service_keys[SERVICE_WORDS];
 struct service {
 	struct service_rule rule;
 	__u32 id;
+	/* Stands for the service, the VIP and the protocol in the hashes of flows: `id` of the
+	 * service's entry. */
+	__u32 vip_id;
 };
 
 static __always_inline enum placement placement_of(const struct service *service)
@@ -210,7 +213,8 @@ static __always_inline enum lb_reason classify(const struct packet *pkt, struct 
 		return LB_DROP_NO_SERVICE;
 	/* Volatile, so that the compiler copies the rule as one word. */
 	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
-	service->id = entry->id;
+	service->vip_id = entry->id;
+	service->id = entry->id & (MAX_SERVICES - 1);
 	note_service(service, entry->port);
 	return LB_NONE;
 }
