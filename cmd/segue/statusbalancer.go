@@ -86,6 +86,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
 		describeBuckets(s), wording.Count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
+	if len(s.Sources) > 0 {
+		fmt.Fprintf(out, "  only for clients in %s\n", joined(s.Sources, netip.Prefix{}))
+	}
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop",

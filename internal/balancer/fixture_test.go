@@ -507,7 +507,7 @@ func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	key := *svc
 	key.VIP, key.Port = flow.Destination.Addr(), svc.AllPorts()[0]
 	if entry := f.plane.Services.Find(dataplane.ServiceKey(&key)); entry != nil {
-		return entry.Id
+		return entry.FlowWord()
 	}
 	return f.services.byName[svc.Name].id
 }

@@ -241,6 +241,7 @@ func (s *services) prepareService(want *serviceState) (*ruleChange, error) {
 // entries that the tables have for it.
 func keepsEntries(before, now *desired.Service) bool {
 	return slices.Equal(dataplane.KeysOfService(before), dataplane.KeysOfService(now)) &&
+		slices.Equal(before.Sources, now.Sources) &&
 		before.Placement.Infers() == now.Placement.Infers() &&
 		!before.Persistence.Method().HasIDs && !now.Persistence.Method().HasIDs
 }
@@ -464,16 +465,20 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 // service while services exchange their VIPs or ports.
 func (s *services) enter(wanted map[string]bool) error {
 	entries := map[dataplane.ServiceEntry]dataplane.ServiceEntry{} // by key
-	before := s.plane.Services.All()
+	before, sources := s.plane.Services.All(), dataplane.SourcePrefixes{}
 	known := knownVIPs(before)
 	for name, svc := range s.byName {
 		if !wanted[name] {
 			continue
 		}
 		numbers := known[svc.id].numbersOf(svc.AllVIPs())
+		sources.Add(svc.id, svc.Sources)
 		for _, entry := range dataplane.KeysOfService(svc.Service) {
 			vip := dataplane.VIPEntry(entry.VIP(), s.rejects)
 			entry.SetNumbers(svc.id, numbers[entry.VIP()])
+			if len(svc.Sources) > 0 {
+				entry.SetSources()
+			}
 			entry.Rule = svc.rule
 			entries[entry.Key()], entries[vip.Key()] = entry, vip
 		}
@@ -489,11 +494,16 @@ func (s *services) enter(wanted map[string]bool) error {
 		entries[vip.Key()] = vip
 	}
 	s.removed = len(removed)
-	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
-	if len(before) == len(entries) && !slices.ContainsFunc(before, changed) {
-		return nil
+	if err := s.plane.AllowSources(sources); err != nil {
+		return err
 	}
-	return s.replaceEntries(slices.Collect(maps.Values(entries)))
+	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
+	if len(before) != len(entries) || slices.ContainsFunc(before, changed) {
+		if err := s.replaceEntries(slices.Collect(maps.Values(entries))); err != nil {
+			return err
+		}
+	}
+	return s.plane.KeepSources(sources)
 }
 
 // vipNumbers has the numbers of the VIPs of a service in the table of services. They are part of the

@@ -98,6 +98,9 @@ func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 			}
 		}
 	}
+	if reason == "" && !admits(svc, p.flow.Source.Addr()) {
+		reason = "drop_source"
+	}
 	if reason == "" && p.flags&packet.SYN != 0 && p.ends() {
 		reason = "drop_tcp_flags"
 	}
@@ -354,6 +357,12 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 
 func (r *reference) isVIP(address netip.Addr) bool {
 	return slices.ContainsFunc(r.cfg.Services, func(s desired.Service) bool { return slices.Contains(s.AllVIPs(), address.Unmap()) })
+}
+
+// admits tells whether a client may reach a service.
+func admits(svc *desired.Service, client netip.Addr) bool {
+	contains := func(p netip.Prefix) bool { return p.Contains(client) }
+	return len(svc.Sources) == 0 || slices.ContainsFunc(svc.Sources, contains)
 }
 
 // classify returns the service of a flow, or nil if there is none.

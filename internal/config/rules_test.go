@@ -462,6 +462,13 @@ func TestServiceRules(t *testing.T) {
 		{"port of a list used", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
 			"vips: [198.51.100.53, \"2001:db8:80::1\"]\n    ports: [53, 80]\n    protocol: tcp",
 			one("services[1]", "tcp port 80 of 2001:db8:80::1 is already used by services[0] (service web, line 10)")},
+		{"sources", vip, vip + "\n    sources: [\"2001:db8::/32\", 10.0.0.0/8]", nil},
+		{"source not masked", vip, vip + "\n    sources: [10.0.0.1/8]",
+			one("services[0].sources[0]", "has bits set after the first 8; write it as 10.0.0.0/8")},
+		{"source twice", vip, vip + "\n    sources: [10.0.0.0/8, 10.0.0.0/8]",
+			one("services[0].sources[1]", "is already used by services[0].sources[0] (service web, line 12)")},
+		{"source mapped", vip, vip + "\n    sources: [\"::ffff:10.0.0.0/104\"]",
+			one("services[0].sources[0]", "is IPv4-mapped; write it as an IPv4 prefix")},
 		{"all ports beside one", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
 			"vip: 2001:db8:80::1\n    port: all\n    protocol: tcp", nil},
 	})

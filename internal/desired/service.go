@@ -155,11 +155,13 @@ type Service struct {
 	// Port is the only port, or the first of Ports.
 	Port Port `yaml:"port"`
 	// Ports are all ports of a service that has several, at each of its VIPs; nil: only Port.
-	Ports         []Port        `yaml:"ports,omitempty"`
-	Protocol      Protocol      `yaml:"protocol"`
-	Placement     Placement     `yaml:"placement"`     // default hash
-	Persistence   Persistence   `yaml:"persistence"`   // default table
-	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
+	Ports []Port `yaml:"ports,omitempty"`
+	// Sources are the prefixes of the clients that may reach the service; nil: all may.
+	Sources       []netip.Prefix `yaml:"sources,omitempty"`
+	Protocol      Protocol       `yaml:"protocol"`
+	Placement     Placement      `yaml:"placement"`     // default hash
+	Persistence   Persistence    `yaml:"persistence"`   // default table
+	Encapsulation Encapsulation  `yaml:"encapsulation"` // default srv6-encap
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
 	// Infer is for placements that infer only (Placement.Infers).
@@ -310,6 +312,8 @@ func (s *Service) whyNotOnSwitch() string {
 	switch {
 	case len(s.VIPs) > 1 || len(s.Ports) > 1:
 		return "several VIPs or ports"
+	case len(s.Sources) > 0:
+		return "sources"
 	case !isStateless && s.Persistence != PersistenceQUIC:
 		return "persistence " + string(s.Persistence)
 	case isStateless && s.BucketHash != BucketHashCRC32:

@@ -3,6 +3,9 @@
 package e2e
 
 import (
+	"bufio"
+	"context"
+	"errors"
 	"io"
 	"net/netip"
 	"slices"
@@ -95,4 +98,65 @@ func nameAt(t *testing.T, l *lab.Lab, address netip.AddrPort) string {
 	name, err := io.ReadAll(conn)
 	must(t, err)
 	return string(name)
+}
+
+// TestSources lets only one address of the client reach a service. The other address gets no new
+// connection, and the connection that it has stands still.
+func TestSources(t *testing.T) {
+	t.Parallel()
+	topology := topology("http6-encap")
+	topology.Balancers, topology.Servers = 1, 2
+	l := up(t, topology)
+	s := service(t, l, "http6-encap")
+	from := lab.ClientAddresses(s.VIP, 2)
+	open := func(address netip.Addr) *session {
+		conn, err := l.Node("client").DialTCP(t.Context(), address, s.Address())
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		opened := &session{conn: conn, reader: bufio.NewReader(conn)}
+		opened.server, err = opened.ask()
+		must(t, err)
+		return opened
+	}
+	admitted, excluded := open(from[0]), open(from[1])
+	reconfigure(t, l, func(cfg *desired.Balancer) {
+		cfg.Services[0].Sources = []netip.Prefix{netip.PrefixFrom(from[0], from[0].BitLen())}
+	})
+	server, err := admitted.ask()
+	must(t, err)
+	if server != admitted.server {
+		t.Errorf("a connection of %s has moved to %s", admitted.server, server)
+	}
+	open(from[0])
+	dropped := func() uint64 { return packetCounts(t, l.Node("lb1"))["drop_source"] }
+	before := dropped()
+	_, err = io.WriteString(excluded.conn, "GET / HTTP/1.1\r\nHost: vip\r\n\r\n")
+	must(t, err)
+	eventually(t, func() error {
+		if dropped() == before {
+			return errors.New("no packet of the excluded client is dropped")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	refused := make(chan error, 1)
+	go func() {
+		_, err := l.Node("client").DialTCP(ctx, from[1], s.Address())
+		refused <- err
+	}()
+	before = dropped()
+	eventually(t, func() error {
+		if dropped() == before {
+			return errors.New("no SYN of the excluded client is dropped")
+		}
+		return nil
+	})
+	cancel()
+	if err := <-refused; err == nil {
+		t.Error("the excluded client has connected")
+	}
+	reconfigure(t, l, func(*desired.Balancer) {})
+	if _, err := excluded.ask(); err != nil {
+		t.Errorf("a client may reach the service again: %v", err)
+	}
 }

@@ -188,12 +188,23 @@ func serviceKey(vip netip.Addr, port desired.Port, protocol desired.Protocol) Se
 // The parts of the Id of a service's entry: struct service_entry in bpf/balancer/types.h.
 const (
 	vipNumberShift = 16
-	serviceMask    = 1<<vipNumberShift - 1
+	serviceMask    = desired.MaxServices - 1
+	hasSources     = 1 << 15 // ENTRY_HAS_SOURCES
 )
 
 // SetNumbers sets the number of the entry's service, and that of the entry's VIP among the VIPs of
 // the service, which is less than 65536. Both are part of the hashes of flows.
 func (e *ServiceEntry) SetNumbers(service, vip uint32) { e.Id = vip<<vipNumberShift | service }
+
+// SetSources says that only clients in the source prefixes of the service may reach it
+// (Plane.AllowSources). Call SetSources after SetNumbers.
+func (e *ServiceEntry) SetSources() { e.Id |= hasSources }
+
+// HasSources tells whether only clients in the source prefixes of the service may reach it.
+func (e *ServiceEntry) HasSources() bool { return e.IsService() && e.Id&hasSources != 0 }
+
+// FlowWord returns what stands for the service and the VIP in the hashes of flows.
+func (e *ServiceEntry) FlowWord() uint32 { return e.Id &^ hasSources }
 
 // Service returns the number of the entry's service.
 func (e *ServiceEntry) Service() uint32 { return e.Id & serviceMask }

@@ -205,8 +205,13 @@ func (v *View) services(
 		}
 		byName[label.Name].addEntry(&entry)
 	}
+	sources, err := v.tables.Sources()
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
+	}
 	for _, s := range services {
 		s.completeEntries()
+		s.Sources = sources[s.number]
 	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
 	return services, v.addServers(byName, counts)
