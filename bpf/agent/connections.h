@@ -87,7 +87,10 @@ static __always_inline struct connection_count *find_count(const struct bpf_sock
 	count = bpf_map_lookup_elem(&connections, key);
 	if (count)
 		return count;
-	key->port = 0;
+	if (!to_first_key(key)) {
+		key->port = 0;
+		to_first_key(key);
+	}
 	return bpf_map_lookup_elem(&connections, key);
 }
 

@@ -83,6 +83,36 @@ struct service_key {
 	__u8 pad;
 };
 
+/*
+ * The keys of services with several VIPs or ports: for each key by which packets find such a
+ * service, the key of its first VIP and port, under which other tables have the service.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_AGENT_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct service_key);
+} first_keys SEC(".maps");
+
+/* Whether there are such services. If not, programs do not search for them. */
+volatile __u32 has_first_keys;
+
+/* Replaces the key of a service with several VIPs or ports by that of its first VIP and port. False
+ * if no such service has the key, which then does not change. */
+static __always_inline bool to_first_key(struct service_key *key)
+{
+	const struct service_key *first;
+
+	if (!has_first_keys)
+		return false;
+	first = bpf_map_lookup_elem(&first_keys, key);
+	if (!first)
+		return false;
+	*key = *first;
+	return true;
+}
+
 /* The largest MSS that fits the path from the balancers, by TCP service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

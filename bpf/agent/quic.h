@@ -97,7 +97,10 @@ static __always_inline const struct quic_own_ids *find_own_ids(const struct flow
 	key->protocol = IPPROTO_UDP;
 	ids = bpf_map_lookup_elem(&quic_own_ids, key);
 	if (!ids) {
-		key->port = 0;
+		if (!to_first_key(key)) {
+			key->port = 0;
+			to_first_key(key);
+		}
 		ids = bpf_map_lookup_elem(&quic_own_ids, key);
 	}
 	return ids && ids->present.length ? ids : NULL;

@@ -154,7 +154,10 @@ static __always_inline struct acceptance *find_acceptance(const struct flow_key 
 	acceptance = bpf_map_lookup_elem(&acceptances, key);
 	if (acceptance)
 		return acceptance;
-	key->port = 0;
+	if (!to_first_key(key)) {
+		key->port = 0;
+		to_first_key(key);
+	}
 	return bpf_map_lookup_elem(&acceptances, key);
 }
 

@@ -131,6 +131,8 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	if (why)
 		return why;
 	why = classify(pkt, service);
+	if (why == LB_DROP_SOURCE)
+		return why;
 	if (why)
 		return pkt->kind == PACKET_ICMP_ERROR ? LB_DROP_ICMP_NO_SERVICE : why;
 	return contradicts_itself(pkt) ? LB_DROP_TCP_FLAGS : LB_NONE;

@@ -65,6 +65,7 @@ enum lb_reason {
 	LB_DROP_TRANSPORT,
 	LB_DROP_TCP_FLAGS,	 /* SYN with FIN or RST */
 	LB_DROP_NO_SERVICE,	 /* the same as LB_ANSWER_NO_SERVICE, without an answer */
+	LB_DROP_SOURCE,		 /* its client is not in the service's source prefixes */
 	LB_DROP_REMOVED_VIP,	 /* the last service of the VIP was removed not long ago */
 	LB_DROP_ICMP_TYPE,	 /* neither an error about a packet nor a ping */
 	LB_DROP_ICMP_QUOTE,	 /* an error that names no flow from the VIP */

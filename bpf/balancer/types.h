@@ -104,14 +104,18 @@ enum vip_flags {
 	VIP_REMOVED = 1 << 1, /* its last service was removed: its packets are dropped */
 };
 
+/* A bit of service_entry.id: only clients in the service's source prefixes may reach it (sources.h). */
+#define ENTRY_HAS_SOURCES (1U << 15)
+
 /* A service or a VIP, under the key by which packets find it. Two entries fill a cache line. */
 struct service_entry {
 	struct in6_addr vip;
 	__be16 port; /* 0: every port that no other service of the VIP names */
 	__u8 protocol;
 	__u8 kind; /* enum service_entry_kind */
-	/* The id of a service. A removed VIP has the time of its removal here, in seconds of
-	 * CLOCK_BOOTTIME. */
+	/* The id of a service in the lower half, with ENTRY_HAS_SOURCES, and the number of the VIP
+	 * among those of the service in the upper half. A removed VIP has the time of its removal
+	 * here, in seconds of CLOCK_BOOTTIME. */
 	__u32 id;
 	struct service_rule rule; /* a VIP has only flags: enum vip_flags */
 };

@@ -515,12 +515,20 @@ func fieldPaths(of reflect.Type, prefix string) (paths []string) {
 	return paths
 }
 
+// allOf returns the items of a list as one text. If the list is empty, it returns the first item.
+func allOf(list []string, first string) string {
+	if len(list) == 0 {
+		return first
+	}
+	return strings.Join(list, ",")
+}
+
 // listServices prints a table of services.
 func listServices(out io.Writer, services []api.Service) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tVIP\tPORT\tPROTOCOL\tPLACEMENT\tPERSISTENCE\tENCAPSULATION\tSERVERS\tOVERRIDE")
 	for _, s := range services {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", s.Name, s.VIP, s.Port, s.Protocol,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", s.Name, allOf(s.VIPs, s.VIP), allOf(s.Ports, s.Port), s.Protocol,
 			s.Placement, s.Persistence, s.Encapsulation, len(s.Servers), orDash(s.Override))
 	}
 	w.Flush()
@@ -542,7 +550,7 @@ func listAgentServices(out io.Writer, services []api.AgentService) {
 		if s.Connections != nil {
 			connections = strconv.FormatUint(uint64(*s.Connections), 10)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.VIP, s.Port, s.Protocol,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, allOf(s.VIPs, s.VIP), allOf(s.Ports, s.Port), s.Protocol,
 			s.Encapsulation, policy, connections, orDash(s.Override))
 	}
 	w.Flush()

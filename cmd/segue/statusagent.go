@@ -42,7 +42,7 @@ func printPresence(out io.Writer, services []*agent.ServiceState) error {
 		if !s.VIPPresent {
 			vip = "MISSING"
 		}
-		table.row(s.Name, fmt.Sprintf("%s %s", s.Protocol, addressOf(s.VIP, s.Port)), vip,
+		table.row(s.Name, fmt.Sprintf("%s %s", s.Protocol, addressOf(s.VIP, s.VIPs, s.Port, s.Ports)), vip,
 			describeListening(s.Listening), string(s.Condition), describeConnections(s))
 	}
 	return table.Flush()

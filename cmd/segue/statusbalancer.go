@@ -86,6 +86,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
 		describeBuckets(s), wording.Count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
+	if len(s.Sources) > 0 {
+		fmt.Fprintf(out, "  only for clients in %s\n", joined(s.Sources, netip.Prefix{}))
+	}
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop",
@@ -274,13 +277,39 @@ func describePlacement(s *inspect.ServiceState) string {
 	return fmt.Sprintf("%s %s", s.Placement, s.Selection)
 }
 
-func endpoint(s *inspect.ServiceState) string { return addressOf(s.VIP, s.Port) }
+func endpoint(s *inspect.ServiceState) string { return addressOf(s.VIP, s.VIPs, s.Port, s.Ports) }
 
-func addressOf(vip netip.Addr, port uint16) string {
-	if port == 0 {
+// addressOf describes the VIPs and ports of a service. Both lists are empty unless there are several.
+func addressOf(vip netip.Addr, vips []netip.Addr, port uint16, ports []uint16) string {
+	switch {
+	case len(vips) > 0 || len(ports) > 0:
+		return fmt.Sprintf("%s %s", joined(vips, vip), describePorts(ports, port))
+	case port == 0:
 		return vip.String() + " all ports"
 	}
 	return netip.AddrPortFrom(vip, port).String()
+}
+
+func describePorts(ports []uint16, port uint16) string {
+	switch {
+	case len(ports) > 0:
+		return "ports " + joined(ports, port)
+	case port == 0:
+		return "all ports"
+	}
+	return fmt.Sprintf("port %d", port)
+}
+
+// joined returns the items of a list, or if it is empty a single item, as one text.
+func joined[T any](list []T, single T) string {
+	if len(list) == 0 {
+		return fmt.Sprint(single)
+	}
+	texts := make([]string, len(list))
+	for i, item := range list {
+		texts[i] = fmt.Sprint(item)
+	}
+	return strings.Join(texts, ",")
 }
 
 func describeHop(hop *inspect.NextHop) string {

@@ -354,11 +354,13 @@ func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, actor string
 // losses does the work of Losses, in the goroutine of Run.
 func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 	kept := map[netip.Addr]bool{}
-	for _, s := range cfg.Services {
-		kept[s.VIP] = true
+	for i := range cfg.Services {
+		for _, vip := range cfg.Services[i].AllVIPs() {
+			kept[vip] = true
+		}
 	}
 	for _, s := range a.cfg.Services {
-		if kept[s.VIP] {
+		if !slices.ContainsFunc(s.AllVIPs(), func(vip netip.Addr) bool { return !kept[vip] }) {
 			continue
 		}
 		loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}

@@ -221,10 +221,24 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 		return found, err
 	}
 	marked, unmarked := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
+	others, err := a.kernel.view().otherKeys()
+	if err != nil {
+		return found, err
+	}
+	firsts := map[agentServiceKey]agentServiceKey{}
+	for first, keys := range others {
+		for _, key := range keys {
+			firsts[key] = first
+		}
+	}
 	err = a.sockets.each(func(s diagSocket) {
 		switch { // other sockets are half-open, or are marked for the other half
 		case s.mark == nil && s.isEstablished():
-			unmarked[countKey(s.local)]++
+			key := countKey(s.local)
+			if first, ok := firsts[key]; ok {
+				key = first
+			}
+			unmarked[key]++
 		case s.mark != nil && uint32(s.mark.Half) == half:
 			marked[s.mark.Service]++
 		}

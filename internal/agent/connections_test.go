@@ -183,6 +183,27 @@ func TestEachConnectionIsCountedOnce(t *testing.T) {
 	}
 }
 
+// The connections to all VIPs and ports of a service count as its load.
+func TestConnectionsOfSeveralPorts(t *testing.T) {
+	c := newCountTest(t, client4, vip4)
+	other := netip.AddrPortFrom(vip4.Addr(), 8443)
+	s := c.service
+	s.Ports = []desired.Port{s.Port, desired.Port(other.Port())}
+	keys := map[agentServiceKey]agentServiceKey{serviceKeys(s)[1]: serviceKey(s)}
+	testhost.Must(t, c.k.writeFirstKeys(keys))
+	c.openBy(c.ordinary, c.listen(vip4))
+	c.expect("the first port", 1)
+	accepted := c.listen(other)
+	c.flow.vip = other
+	_, server := c.openBy(c.ordinary, accepted)
+	c.expect("both ports", 2)
+	testhost.Must(t, server.Close())
+	c.expect("one is closed", 1)
+	testhost.Must(t, c.k.writeFirstKeys(nil))
+	c.openBy(c.ordinary, accepted)
+	c.expect("the second port is of no service", 1)
+}
+
 // Connections that the application never accepts end with the listening socket.
 func TestConnectionsOfAClosedListener(t *testing.T) {
 	c := newCountTest(t, client4, vip4)

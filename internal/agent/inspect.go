@@ -36,7 +36,7 @@ type View struct {
 
 // viewed lists the names of the tables that a view reads.
 var viewed = []string{
-	agentMapAcceptances, agentMapAgentFlows, agentMapAgentFlowKeys, agentMapConnections, agentMapListeners,
+	agentMapAcceptances, agentMapAgentFlows, agentMapAgentFlowKeys, agentMapConnections, agentMapFirstKeys, agentMapListeners,
 	agentMapLoadMaps, agentMapLoads, agentMapOffers, agentMapQuicIdCounts, agentMapQuicOwnIds, agentMapReasons,
 	agentMapServiceNames, agentMapSignals, agentMapSynAcks, agentMapVips,
 }
@@ -123,9 +123,14 @@ type Snapshot struct {
 
 // ServiceState is the state of a service in the data path.
 type ServiceState struct {
-	Name     string           `json:"name"`
+	Name string `json:"name"`
+	// VIP and Port are the first ones of a service with several. VIPs and Ports then have all of
+	// them, in ascending order. The other fields of ServiceState are about the whole service, except
+	// Presence, of which only VIPPresent is about all VIPs.
 	VIP      netip.Addr       `json:"vip"`
+	VIPs     []netip.Addr     `json:"vips,omitempty"`
 	Port     uint16           `json:"port"` // 0: all ports that no other service of the VIP has
+	Ports    []uint16         `json:"ports,omitempty"`
 	Protocol desired.Protocol `json:"protocol"`
 	Presence
 	// Connections is the number of open connections. It is nil if the service cannot be offered
@@ -260,13 +265,18 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 // services reads the services, sorted by name.
 func (v *View) services() ([]*ServiceState, error) {
 	services, local := []*ServiceState{}, localVIPs{}
+	others, err := v.otherKeys()
+	if err != nil {
+		return nil, err
+	}
 	var key agentServiceKey
 	var label agentServiceLabel
 	labels := v.maps.ServiceNames.Iterate()
 	for labels.Next(&key, &label) {
 		service := newServiceState(key, label)
+		service.addKeys(key, others[key])
 		var failed [4]error
-		service.Presence, failed[0] = v.presence(key, local)
+		service.Presence, failed[0] = v.presenceOfAll(key, others[key], local)
 		service.Accept, failed[1] = v.acceptState(key)
 		service.QUIC, failed[2] = v.quicState(key)
 		if service.Accept != nil {
@@ -296,6 +306,59 @@ func newServiceState(key agentServiceKey, label agentServiceLabel) *ServiceState
 		s.Protocol = desired.UDP
 	}
 	return s
+}
+
+// otherKeys returns the keys by which packets find services with several VIPs or ports, by the key of
+// the service. It leaves out the key of the service itself.
+func (v *View) otherKeys() (map[agentServiceKey][]agentServiceKey, error) {
+	others := map[agentServiceKey][]agentServiceKey{}
+	var key, first agentServiceKey
+	all := v.maps.FirstKeys.Iterate()
+	for all.Next(&key, &first) {
+		others[first] = append(others[first], key)
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", v.maps.FirstKeys, err)
+	}
+	return others, nil
+}
+
+// presenceOfAll returns the presence of a service with several VIPs or ports: that of its first ones,
+// and whether all of its VIPs are present.
+func (v *View) presenceOfAll(
+	first agentServiceKey, others []agentServiceKey, local localVIPs,
+) (all Presence, err error) {
+	all, err = v.presence(first, local)
+	for _, key := range others {
+		if err != nil || !all.VIPPresent {
+			return all, err
+		}
+		var other Presence
+		other, err = v.presence(key, local)
+		all.VIPPresent = other.VIPPresent
+	}
+	return all, err
+}
+
+// addKeys sets VIPs and Ports, if the service has other keys.
+func (s *ServiceState) addKeys(first agentServiceKey, others []agentServiceKey) {
+	for _, key := range append(others, first) {
+		at := addressOf(key)
+		if !slices.Contains(s.VIPs, at.Addr()) {
+			s.VIPs = append(s.VIPs, at.Addr())
+		}
+		if !slices.Contains(s.Ports, at.Port()) {
+			s.Ports = append(s.Ports, at.Port())
+		}
+	}
+	if len(s.VIPs) == 1 {
+		s.VIPs = nil
+	}
+	if len(s.Ports) == 1 {
+		s.Ports = nil
+	}
+	slices.SortFunc(s.VIPs, netip.Addr.Compare)
+	slices.Sort(s.Ports)
 }
 
 // text returns the bytes before the first zero byte.

@@ -186,6 +186,7 @@ var declared = datapath.Declarations{
 	{Name: agentMapLoadMaps, Life: datapath.Renewed},
 	{Name: agentMapQuicOwnIds, Life: datapath.Renewed},
 	{Name: agentMapServiceNames, Life: datapath.Renewed},
+	{Name: agentMapFirstKeys, Life: datapath.Renewed},
 
 	{Name: agentMapBalancers, Life: datapath.Private},
 	{Name: agentMapDeliveredFragments, Life: datapath.Private},

@@ -41,6 +41,10 @@ func (a *Agent) polledLoad(s poll.Service) (l poll.Load, ok bool) {
 	key := agentServiceKey{Protocol: s.Protocol, Port: networkOrder(s.Port)}
 	key.Vip.In6U.U6Addr8 = s.VIP.As16()
 	view := a.kernel.view()
+	key, err := firstKey(view.maps.FirstKeys, key)
+	if err != nil {
+		return l, false
+	}
 	policy, err := view.acceptance(key)
 	if policy == nil || err != nil {
 		return l, false

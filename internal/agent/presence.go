@@ -51,14 +51,16 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 // that somebody else has removed.
 func (a *Agent) followVIPs() error {
 	absent, served := map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for _, s := range a.cfg.Services {
-		served[s.VIP] = true
-		present := isLocal(s.VIP) || a.restore(s.VIP)
-		if !present {
-			absent[s.VIP] = true
-		}
-		if err := a.kernel.setPresent(s.VIP, present); err != nil {
-			return err
+	for i := range a.cfg.Services {
+		for _, vip := range a.cfg.Services[i].AllVIPs() {
+			served[vip] = true
+			present := isLocal(vip) || a.restore(vip)
+			if !present {
+				absent[vip] = true
+			}
+			if err := a.kernel.setPresent(vip, present); err != nil {
+				return err
+			}
 		}
 	}
 	for vip := range absent {

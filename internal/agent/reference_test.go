@@ -46,7 +46,7 @@ func newReference(cfg *desired.Agent) reference {
 		}
 		r.vips = append(r.vips, s.VIP)
 		if s.Protocol == desired.TCP {
-			r.largest[netip.AddrPortFrom(s.VIP, s.Port.Number())] = uint16(segmentSize(s, &cfg.Node, mtu))
+			r.largest[netip.AddrPortFrom(s.VIP, s.Port.Number())] = uint16(segmentSize(s, s.VIP.Is4(), &cfg.Node, mtu))
 		}
 	}
 	return r

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -32,8 +34,9 @@ type tableContent struct {
 	acceptances  map[agentServiceKey]agentAcceptance
 	ownIDs       map[agentServiceKey]agentQuicOwnIds
 	labels       map[agentServiceKey]agentServiceLabel
-	signalMTU    uint32              // the longest signal, in bytes of layer 3
-	assigned     map[netip.Addr]bool // VIPs for the loopback interface
+	firstKeys    map[agentServiceKey]agentServiceKey // of services with several VIPs or ports
+	signalMTU    uint32                              // the longest signal, in bytes of layer 3
+	assigned     map[netip.Addr]bool                 // VIPs for the loopback interface
 }
 
 // newTableContent returns the content for a configuration. mtu is that of the path from the
@@ -47,6 +50,7 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 		acceptances:  map[agentServiceKey]agentAcceptance{},
 		ownIDs:       ownIDsOf(cfg.Services),
 		labels:       map[agentServiceKey]agentServiceLabel{},
+		firstKeys:    map[agentServiceKey]agentServiceKey{},
 		signalMTU:    uint32(mtu),
 		assigned:     map[netip.Addr]bool{},
 	}
@@ -58,13 +62,21 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 		c.tunnels[a.As16()] = 1
 	}
 	for _, s := range cfg.Services {
-		c.vips[s.VIP.As16()] = presentVIP
-		c.labels[serviceKey(s)] = labelOf(s.Name)
-		if cfg.Node.AssignsVIPs() {
-			c.assigned[s.VIP] = true
+		for _, vip := range s.AllVIPs() {
+			c.vips[vip.As16()] = presentVIP
+			if cfg.Node.AssignsVIPs() {
+				c.assigned[vip] = true
+			}
 		}
-		if s.Protocol == desired.TCP { // only TCP has an MSS
-			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, &cfg.Node, mtu))
+		c.labels[serviceKey(s)] = labelOf(s.Name)
+		for _, key := range serviceKeys(s) {
+			if s.Protocol == desired.TCP { // only TCP has an MSS
+				isIPv4 := addressOf(key).Addr().Is4()
+				c.segmentSizes[key] = uint32(segmentSize(s, isIPv4, &cfg.Node, mtu))
+			}
+			if key != serviceKey(s) {
+				c.firstKeys[key] = serviceKey(s)
+			}
 		}
 		if s.Accept.Policy != "" { // the service can be offered connections
 			c.acceptances[serviceKey(s)] = newAcceptance(s)
@@ -84,11 +96,34 @@ func balancersOf(node *desired.AgentNode) map[agentLocatorPrefix]uint32 {
 	return all
 }
 
-// serviceKey returns the key of a service in the data path's tables.
-func serviceKey(s desired.AgentService) agentServiceKey {
-	key := agentServiceKey{Protocol: s.Protocol.Number(), Port: networkOrder(s.Port.Number())}
-	key.Vip.In6U.U6Addr8 = s.VIP.As16()
+// serviceKey returns the key of a service in the data path's tables, which is that of its first VIP
+// and port.
+func serviceKey(s desired.AgentService) agentServiceKey { return keyOf(s.VIP, s.Port, s.Protocol) }
+
+// serviceKeys returns the keys by which packets find a service: one for each VIP and port.
+func serviceKeys(s desired.AgentService) (keys []agentServiceKey) {
+	for _, vip := range s.AllVIPs() {
+		for _, port := range s.AllPorts() {
+			keys = append(keys, keyOf(vip, port, s.Protocol))
+		}
+	}
+	return keys
+}
+
+func keyOf(vip netip.Addr, port desired.Port, protocol desired.Protocol) agentServiceKey {
+	key := agentServiceKey{Protocol: protocol.Number(), Port: networkOrder(port.Number())}
+	key.Vip.In6U.U6Addr8 = vip.As16()
 	return key
+}
+
+// firstKey returns the key under which the tables have the service that packets find by a key. It
+// differs from that key only if the service has several VIPs or ports.
+func firstKey(firstKeys *ebpf.Map, key agentServiceKey) (first agentServiceKey, err error) {
+	known, err := find(firstKeys, key, &first)
+	if !known || err != nil {
+		return key, err
+	}
+	return first, nil
 }
 
 // addressOf returns the VIP and the port of a service. Port 0 stands for all ports.
@@ -108,12 +143,12 @@ const (
 	tcpHeader  = 20
 )
 
-// segmentSize returns the largest MSS of a service, in bytes, whose segments still fit the path
-// from the balancers. It is the MTU, less the encapsulation with one SRv6 segment and the underlay,
-// less the IP and TCP headers without options (RFC 9293 section 3.7.1, RFC 6691).
-func segmentSize(s desired.AgentService, node *desired.AgentNode, mtu int) int {
+// segmentSize returns the largest MSS of a service at an IPv4 or IPv6 VIP, in bytes, whose segments
+// still fit the path from the balancers. It is the MTU, less the encapsulation with one SRv6 segment
+// and the underlay, less the IP and TCP headers without options (RFC 9293 section 3.7.1, RFC 6691).
+func segmentSize(s desired.AgentService, isIPv4 bool, node *desired.AgentNode, mtu int) int {
 	ip := ipv6Header
-	if s.VIP.Is4() {
+	if isIPv4 {
 		ip = ipv4Header
 	}
 	return mtu - node.Overhead(s.Encapsulation) - ip - tcpHeader
@@ -142,8 +177,24 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 		datapath.Keep(k.objects.Listeners, c.segmentSizes), // both are for all TCP services
 		k.writeAcceptances(t, c.acceptances),
 		k.writeOwnIDs(t, c.ownIDs),
+		k.writeFirstKeys(c.firstKeys),
 		datapath.Replace(k.objects.ServiceNames, c.labels),
 	)
+}
+
+// writeFirstKeys writes the keys of services with several VIPs or ports.
+func (k *kernel) writeFirstKeys(want map[agentServiceKey]agentServiceKey) error {
+	if err := datapath.Replace(k.objects.FirstKeys, want); err != nil {
+		return err
+	}
+	has := uint32(0)
+	if len(want) > 0 {
+		has = 1
+	}
+	if err := k.objects.HasFirstKeys.Set(has); err != nil {
+		return fmt.Errorf("set whether services have several VIPs or ports: %w", err)
+	}
+	return nil
 }
 
 // writeBalancers writes the locators of the balancers that may send functions about flows. A

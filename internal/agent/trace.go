@@ -188,6 +188,9 @@ func (v *View) traceService(t *Trace, flow *agentDecision) (key agentServiceKey,
 		keys = []agentServiceKey{exact, serviceKey(service)}
 	}
 	for _, key = range keys {
+		if key, err = firstKey(v.maps.FirstKeys, key); err != nil {
+			return key, err
+		}
 		var label agentServiceLabel
 		err := v.maps.ServiceNames.Lookup(key, &label)
 		if err == nil {

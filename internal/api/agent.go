@@ -4,6 +4,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"sync"
 
@@ -27,10 +28,12 @@ type Agent struct {
 
 // AgentService is a service of an agent.
 type AgentService struct {
-	Name     string `json:"name"`
-	VIP      string `json:"vip"`
-	Port     string `json:"port" doc:"a number or all"`
-	Protocol string `json:"protocol"`
+	Name     string   `json:"name"`
+	VIP      string   `json:"vip" doc:"the first, if there are several"`
+	VIPs     []string `json:"vips,omitempty" doc:"missing: the service has one VIP"`
+	Port     string   `json:"port" doc:"a number or all; the first, if there are several"`
+	Ports    []string `json:"ports,omitempty" doc:"missing: the service has one port, or all"`
+	Protocol string   `json:"protocol"`
 	// Encapsulation and the next fields are those of the desired state.
 	Encapsulation string  `json:"encapsulation"`
 	Drained       bool    `json:"drained" doc:"the service refuses the connections that balancers offer"`
@@ -50,11 +53,28 @@ type Accept struct {
 	Accepted  uint64  `json:"accepted" doc:"by the policy; forced connections do not count"`
 }
 
+// portsOf returns the ports with numbers of the data path.
+func portsOf(numbers []uint16) (ports []desired.Port) {
+	for _, number := range numbers {
+		ports = append(ports, desired.PortOf(number))
+	}
+	return ports
+}
+
+// stringsOf returns the texts of the items of a list.
+func stringsOf[T fmt.Stringer](list []T) (texts []string) {
+	for _, item := range list {
+		texts = append(texts, item.String())
+	}
+	return texts
+}
+
 // agentServiceOf returns a service with the fields that the data path knows. The caller sets those
 // of the desired state.
 func agentServiceOf(s *agent.ServiceState) AgentService {
 	service := AgentService{
-		Name: s.Name, VIP: s.VIP.String(), Port: desired.PortOf(s.Port).String(), Protocol: string(s.Protocol),
+		Name: s.Name, VIP: s.VIP.String(), VIPs: stringsOf(s.VIPs),
+		Port: desired.PortOf(s.Port).String(), Ports: stringsOf(portsOf(s.Ports)), Protocol: string(s.Protocol),
 		Connections: s.Connections,
 	}
 	if a := s.Accept; a != nil {

@@ -101,7 +101,9 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 			continue // the desired state, which was read later, has the service no more
 		}
 		services = append(services, Service{
-			Name: s.Name, VIP: wanted.VIP.String(), Port: wanted.Port.String(),
+			Name: s.Name, VIP: wanted.VIP.String(), VIPs: stringsOf(wanted.VIPs),
+			Port: wanted.Port.String(), Ports: stringsOf(wanted.Ports),
+			Sources:   stringsOf(wanted.Sources),
 			Protocol:  string(wanted.Protocol),
 			Placement: string(wanted.Placement), Persistence: string(wanted.Persistence),
 			Encapsulation: string(wanted.Encapsulation), OnDrain: string(wanted.OnDrain),

@@ -121,8 +121,11 @@ type Loss struct {
 // Service is a service of a balancer.
 type Service struct {
 	Name          string   `json:"name"`
-	VIP           string   `json:"vip"`
-	Port          string   `json:"port" doc:"a number or all"`
+	VIP           string   `json:"vip" doc:"the first, if there are several"`
+	VIPs          []string `json:"vips,omitempty" doc:"missing: the service has one VIP"`
+	Port          string   `json:"port" doc:"a number or all; the first, if there are several"`
+	Ports         []string `json:"ports,omitempty" doc:"missing: the service has one port, or all"`
+	Sources       []string `json:"sources,omitempty" doc:"prefixes of the clients that may reach the service; missing: all may"`
 	Protocol      string   `json:"protocol"`
 	Placement     string   `json:"placement"`
 	Persistence   string   `json:"persistence"`

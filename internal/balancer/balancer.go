@@ -558,9 +558,9 @@ func (b *Balancer) setChecks(ctx context.Context) {
 // leadChecks tells the path of checks through which interface they leave, and which addresses
 // cannot be their sources, because they are VIPs.
 func (b *Balancer) leadChecks() {
-	vips := make([]netip.Addr, len(b.cfg.Services))
-	for i, svc := range b.cfg.Services {
-		vips[i] = svc.VIP
+	var vips []netip.Addr
+	for i := range b.cfg.Services {
+		vips = append(vips, b.cfg.Services[i].AllVIPs()...)
 	}
 	link := b.own[len(b.own)-1] // towards the servers
 	egress := health.PathInterface{Name: link.Name, Index: link.Index, MTU: link.MTU}

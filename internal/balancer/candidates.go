@@ -441,12 +441,14 @@ func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
 	return false
 }
 
-// writeRule puts a service's rule in force. A service that is new, or that moves to another VIP or
-// port, waits until all services are ready (enter).
+// writeRule puts a service's rule in force, at all of its VIPs and ports that are in force. A service
+// that is new, or that moves to another VIP or port, waits there until all services are ready (enter).
 func (s *services) writeRule(svc *service) {
-	entry := s.plane.Services.Find(dataplane.ServiceKey(svc.Service))
-	if entry != nil && entry.Id == svc.id {
-		entry.SetRule(svc.rule)
+	for _, key := range dataplane.KeysOfService(svc.Service) {
+		entry := s.plane.Services.Find(key)
+		if entry != nil && entry.Service() == svc.id {
+			entry.SetRule(svc.rule)
+		}
 	}
 }
 

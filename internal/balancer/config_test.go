@@ -86,6 +86,12 @@ func flowTo(vip netip.Addr, port uint16, protocol desired.Protocol) dataplane.Fl
 	return dataplane.Flow{Protocol: protocol, Source: source, Destination: netip.AddrPortFrom(vip, port)}
 }
 
+// fromAddress returns the flow with another client address.
+func fromAddress(flow dataplane.Flow, address string) dataplane.Flow {
+	flow.Source = netip.AddrPortFrom(netip.MustParseAddr(address), flow.Source.Port())
+	return flow
+}
+
 // fromPort returns the flow with another client port.
 func fromPort(flow dataplane.Flow, port uint16) dataplane.Flow {
 	flow.Source = netip.AddrPortFrom(flow.Source.Addr(), port)

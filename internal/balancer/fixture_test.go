@@ -497,11 +497,17 @@ func (f *fixture) signature(flow dataplane.Flow) uint64 {
 	return signature
 }
 
+// serviceID returns what stands for the service and the VIP in the hashes of a flow.
 func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	f.t.Helper()
 	svc := f.classify(flow)
 	if svc == nil {
 		f.t.Fatalf("no service takes %+v", flow)
+	}
+	key := *svc
+	key.VIP, key.Port = flow.Destination.Addr(), svc.AllPorts()[0]
+	if entry := f.plane.Services.Find(dataplane.ServiceKey(&key)); entry != nil {
+		return entry.FlowWord()
 	}
 	return f.services.byName[svc.Name].id
 }

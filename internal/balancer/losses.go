@@ -101,13 +101,25 @@ type portKey struct {
 	port     desired.Port
 }
 
-// takenPorts returns the ports of the services of one port. Packets to such a port do not go to the
-// service of all ports of the same VIP.
+// entriesOf returns the ports of a service at all of its VIPs.
+func entriesOf(s *desired.Service) (ports []portKey) {
+	for _, vip := range s.AllVIPs() {
+		for _, port := range s.AllPorts() {
+			ports = append(ports, portKey{vip, s.Protocol, port})
+		}
+	}
+	return ports
+}
+
+// takenPorts returns the single ports of services. Packets to such a port do not go to the service of
+// all ports of the same VIP.
 func takenPorts(services map[string]*desired.Service) map[portKey]bool {
 	ports := map[portKey]bool{}
 	for _, s := range services {
-		if s.Port != desired.AllPorts {
-			ports[portKey{s.VIP, s.Protocol, s.Port}] = true
+		for _, key := range entriesOf(s) {
+			if key.port != desired.AllPorts {
+				ports[key] = true
+			}
 		}
 	}
 	return ports
@@ -115,24 +127,41 @@ func takenPorts(services map[string]*desired.Service) map[portKey]bool {
 
 // keptPorts compares the ports of a service before and after a change. It tells whether the service
 // keeps some of them, and whether it keeps all. A removed service has now == nil. takenBefore
-// and takenNow are the ports that a changed service of one port has before the change and after it.
+// and takenNow are the single ports that changed services have before the change and after it.
 func keptPorts(old, now *desired.Service, takenBefore, takenNow map[portKey]bool) (some, all bool) {
-	if now == nil || now.VIP != old.VIP || now.Protocol != old.Protocol {
+	if now == nil {
 		return false, false
 	}
-	own := func(port desired.Port) portKey { return portKey{old.VIP, old.Protocol, port} }
-	switch {
-	case now.Port == old.Port && old.Port != desired.AllPorts: // the same single port
-		return true, true
-	case old.Port != desired.AllPorts: // a single port before
-		keeps := now.Port == desired.AllPorts && !takenNow[own(old.Port)]
+	has := map[portKey]bool{}
+	for _, key := range entriesOf(now) {
+		has[key] = true
+	}
+	all = true
+	for _, had := range entriesOf(old) {
+		keepsSome, keepsAll := keptPort(had, has, takenBefore, takenNow)
+		some, all = some || keepsSome, all && keepsAll
+	}
+	return some, all
+}
+
+// keptPort tells whether a service keeps some of the ports of an entry that it had, and whether it
+// keeps all of them. has are the entries that the service has now.
+func keptPort(had portKey, has, takenBefore, takenNow map[portKey]bool) (some, all bool) {
+	ofVIP := func(key portKey) bool { return key.vip == had.vip && key.protocol == had.protocol }
+	allPorts := portKey{had.vip, had.protocol, desired.AllPorts}
+	if had.port != desired.AllPorts { // a single port before
+		keeps := has[had] || has[allPorts] && !takenNow[had]
 		return keeps, keeps
-	case now.Port != desired.AllPorts: // all ports before, a single one now
-		return !takenBefore[own(now.Port)], false
+	}
+	if !has[allPorts] { // all ports before, single ones now
+		for key := range has {
+			some = some || ofVIP(key) && !takenBefore[key]
+		}
+		return some, false
 	}
 	// The service has all ports before and now. A new service of one port takes this port away.
 	for key := range takenNow {
-		if key == own(key.port) && !takenBefore[key] {
+		if ofVIP(key) && !takenBefore[key] {
 			return true, false
 		}
 	}

@@ -128,3 +128,42 @@ func TestLossesOfPorts(t *testing.T) {
 		}
 	}
 }
+
+// A service with several VIPs and ports loses flows if it loses a VIP or a port.
+func TestLossesOfSeveralVIPs(t *testing.T) {
+	t.Parallel()
+	addresses := func(numbers ...byte) (vips []netip.Addr) {
+		for _, n := range numbers {
+			vips = append(vips, netip.AddrFrom4([4]byte{198, 51, 100, n}))
+		}
+		return vips
+	}
+	service := func(vips []netip.Addr, ports ...desired.Port) []desired.Service {
+		weight := uint32(1)
+		return []desired.Service{{
+			Name: "web", VIP: vips[0], VIPs: vips, Port: ports[0], Ports: ports, Protocol: desired.TCP,
+			Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
+			Servers: []desired.Server{{Name: "s", Weight: &weight}},
+		}}
+	}
+	before := service(addresses(1, 2), 80, 443)
+	for _, test := range []struct {
+		after []desired.Service
+		want  desired.LossCause
+	}{
+		{service(addresses(2, 1, 3), 443, 80, 81), ""},
+		{service(addresses(2), 80, 443), desired.LossNarrowed},
+		{service(addresses(1, 2), 80), desired.LossNarrowed},
+		{service(addresses(3), 80, 443), desired.LossMoved},
+		{service(addresses(1, 2), desired.AllPorts), ""},
+	} {
+		losses := lossesOf(before, diffOf(before, test.after), serversets.Generations{}.Next(before))
+		got := desired.LossCause("")
+		for _, loss := range losses {
+			got = loss.Cause
+		}
+		if got != test.want {
+			t.Errorf("%v, ports %v: %q, want %q", test.after[0].VIPs, test.after[0].Ports, got, test.want)
+		}
+	}
+}

@@ -19,11 +19,28 @@ import (
 // The VIPs and other addresses of most tests.
 var (
 	vip6All  = netip.MustParseAddr("2001:db8:80::a11")
+	vip6Both = netip.MustParseAddr("2001:db8:80::b07")
+	vip4Both = netip.MustParseAddr("198.51.100.7")
 	otherIP6 = netip.MustParseAddr("2001:db8:80::ffff")
 	otherIP4 = netip.MustParseAddr("198.51.100.99")
 	router6  = netip.MustParseAddr("2001:db8:ffff::1")
 	router4  = netip.MustParseAddr("203.0.113.254")
 )
+
+// from gives a service source prefixes.
+func from(s desired.Service, prefixes ...string) desired.Service {
+	for _, prefix := range prefixes {
+		s.Sources = append(s.Sources, netip.MustParsePrefix(prefix))
+	}
+	return s
+}
+
+// at gives a service several VIPs, and the ports 80 and 443.
+func at(s desired.Service, vips ...netip.Addr) desired.Service {
+	s.VIPs, s.Ports = vips, []desired.Port{80, 443}
+	s.VIP, s.Port = s.VIPs[0], s.Ports[0]
+	return s
+}
 
 func standard() *desired.Balancer {
 	three := []desired.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
@@ -41,6 +58,10 @@ func standard() *desired.Balancer {
 		huntingOf(serviceOf("hunt4", vip4, 85, desired.TCP, desired.SRv6Encap, three...), desired.SelectConsistent, 3),
 		serviceOf("all", vip6All, desired.AllPorts, desired.TCP, desired.SRv6Encap, srv6Server("a", 9, 1)),
 		serviceOf("one", vip6All, 80, desired.TCP, desired.SRv6Encap, srv6Server("o", 10, 1)),
+		at(serviceOf("several", vip6Both, 80, desired.TCP, desired.SRv6Encap, srv6Server("v", 11, 1)),
+			vip6Both, vip4Both),
+		from(serviceOf("sourced", vip6, 86, desired.TCP, desired.SRv6Encap, srv6Server("w", 12, 1)), "2001:db8:c::/64"),
+		from(serviceOf("sourced4", vip4, 86, desired.TCP, desired.SRv6Encap, srv6Server("x", 13, 1)), "192.0.2.0/30", "10.0.0.0/8"),
 	)
 }
 
@@ -59,6 +80,12 @@ var (
 	insert   = flowTo(vip6, 443, desired.TCP)
 	toAll    = flowTo(vip6All, 81, desired.TCP)
 	toOne    = flowTo(vip6All, 80, desired.TCP)
+	both6    = flowTo(vip6Both, 443, desired.TCP)
+	both4    = flowTo(vip4Both, 80, desired.TCP)
+	sourced  = flowTo(vip6, 86, desired.TCP)
+	sourced4 = flowTo(vip4, 86, desired.TCP)
+	refused6 = fromAddress(sourced, "2001:db8:c:1::2")
+	refused4 = fromAddress(sourced4, "192.0.2.4")
 	noVIP    = flowTo(otherIP6, 80, desired.TCP)
 	noVIP4   = flowTo(otherIP4, 80, desired.TCP)
 	drained  = flowTo(vip6, 81, desired.TCP)
@@ -167,6 +194,23 @@ var visits = []visit{
 	{name: "ACK into a full bucket", full: true, frame: frameOf(web, packet.Flags(packet.ACK)),
 		reason: "forward_no_room", flow: web, service: "web"},
 	{name: "every port of a VIP", frame: frameOf(toAll), reason: "forward_new", flow: toAll, service: "all"},
+	{name: "second port of a service", frame: frameOf(both6), reason: "forward_new", flow: both6, service: "several"},
+	{name: "second VIP of a service", frame: frameOf(both4), reason: "forward_new", flow: both4, service: "several"},
+	{name: "no port of the service", frame: frameOf(flowTo(vip4Both, 81, desired.TCP)), reason: "answer_no_service"},
+	{name: "client in a source prefix", frame: frameOf(sourced), reason: "forward_new", flow: sourced, service: "sourced"},
+	{name: "client outside of the source prefixes", frame: frameOf(refused6), reason: "drop_source", length: 60},
+	{name: "later packet from outside of the source prefixes", frame: frameOf(refused6, packet.Flags(packet.ACK)),
+		reason: "drop_source", length: 60},
+	{name: "IPv4 client in a source prefix", frame: frameOf(sourced4), reason: "forward_new", flow: sourced4, service: "sourced4"},
+	{name: "IPv4 client outside of the source prefixes", frame: frameOf(refused4), reason: "drop_source", length: 40},
+	{name: "ICMP error about a client in a source prefix", frame: packet.ICMPError(router6, 1, 0, 0, reply(sourced)),
+		reason: "forward_icmp", flow: sourced, service: "sourced"},
+	{name: "ICMP error about a client outside of the source prefixes", frame: packet.ICMPError(router6, 1, 0, 0, reply(refused6)),
+		reason: "drop_source", length: 48 + 60},
+	{name: "first fragment from outside of the source prefixes", frame: packet.Fragments(frameOf(refused6, large), 64, 7)[0],
+		reason: "drop_source", length: 48 + 64},
+	{name: "later fragment from outside of the source prefixes", before: packet.Fragments(frameOf(refused6, large), 64, 7)[0],
+		frame: packet.Fragments(frameOf(refused6, large), 64, 7)[1], reason: "drop_source", length: 48 + 56},
 	{name: "a port with its own service", frame: frameOf(toOne), reason: "forward_new", flow: toOne, service: "one"},
 	{name: "padding after the packet", frame: packet.Pad(frameOf(web4), 1, 2, 3, 4, 5, 6),
 		reason: "forward_new", flow: web4, service: "web4"},

@@ -240,7 +240,8 @@ func (s *services) prepareService(want *serviceState) (*ruleChange, error) {
 // keepsEntries tells whether a changed service, whose servers keep their slots, still needs all
 // entries that the tables have for it.
 func keepsEntries(before, now *desired.Service) bool {
-	return dataplane.ServiceKey(before) == dataplane.ServiceKey(now) &&
+	return slices.Equal(dataplane.KeysOfService(before), dataplane.KeysOfService(now)) &&
+		slices.Equal(before.Sources, now.Sources) &&
 		before.Placement.Infers() == now.Placement.Infers() &&
 		!before.Persistence.Method().HasIDs && !now.Persistence.Method().HasIDs
 }
@@ -464,15 +465,24 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 // service while services exchange their VIPs or ports.
 func (s *services) enter(wanted map[string]bool) error {
 	entries := map[dataplane.ServiceEntry]dataplane.ServiceEntry{} // by key
+	before, sources := s.plane.Services.All(), dataplane.SourcePrefixes{}
+	known := knownVIPs(before)
 	for name, svc := range s.byName {
 		if !wanted[name] {
 			continue
 		}
-		entry, vip := dataplane.ServiceKey(svc.Service), dataplane.VIPEntry(svc.VIP, s.rejects)
-		entry.Id, entry.Rule = svc.id, svc.rule
-		entries[entry.Key()], entries[vip.Key()] = entry, vip
+		numbers := known[svc.id].numbersOf(svc.AllVIPs())
+		sources.Add(svc.id, svc.Sources)
+		for _, entry := range dataplane.KeysOfService(svc.Service) {
+			vip := dataplane.VIPEntry(entry.VIP(), s.rejects)
+			entry.SetNumbers(svc.id, numbers[entry.VIP()])
+			if len(svc.Sources) > 0 {
+				entry.SetSources()
+			}
+			entry.Rule = svc.rule
+			entries[entry.Key()], entries[vip.Key()] = entry, vip
+		}
 	}
-	before := s.plane.Services.All()
 	removed, err := s.removedVIPs(before, func(vip dataplane.ServiceEntry) bool {
 		_, ok := entries[vip]
 		return ok
@@ -484,11 +494,59 @@ func (s *services) enter(wanted map[string]bool) error {
 		entries[vip.Key()] = vip
 	}
 	s.removed = len(removed)
-	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
-	if len(before) == len(entries) && !slices.ContainsFunc(before, changed) {
-		return nil
+	if err := s.plane.AllowSources(sources); err != nil {
+		return err
 	}
-	return s.replaceEntries(slices.Collect(maps.Values(entries)))
+	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
+	if len(before) != len(entries) || slices.ContainsFunc(before, changed) {
+		if err := s.replaceEntries(slices.Collect(maps.Values(entries))); err != nil {
+			return err
+		}
+	}
+	return s.plane.KeepSources(sources)
+}
+
+// vipNumbers has the numbers of the VIPs of a service in the table of services. They are part of the
+// hashes of flows, so a VIP keeps its number while the service has the VIP.
+type vipNumbers map[netip.Addr]uint32
+
+// knownVIPs returns the numbers of the VIPs of all services in the table, by the number of the
+// service.
+func knownVIPs(entries []dataplane.ServiceEntry) map[uint32]vipNumbers {
+	known := map[uint32]vipNumbers{}
+	for i := range entries {
+		e := &entries[i]
+		if !e.IsService() {
+			continue
+		}
+		if known[e.Service()] == nil {
+			known[e.Service()] = vipNumbers{}
+		}
+		known[e.Service()][e.VIP()] = e.VIPNumber()
+	}
+	return known
+}
+
+// numbersOf returns the numbers of the VIPs of a service: those that are known, and the lowest free
+// numbers for all others. So the only VIP of a service has the number 0, unless it has had others.
+func (known vipNumbers) numbersOf(vips []netip.Addr) vipNumbers {
+	numbers, taken := make(vipNumbers, len(vips)), map[uint32]bool{}
+	for _, vip := range vips {
+		if number, ok := known[vip]; ok {
+			numbers[vip], taken[number] = number, true
+		}
+	}
+	next := uint32(0)
+	for _, vip := range vips {
+		if _, ok := numbers[vip]; ok {
+			continue
+		}
+		for taken[next] {
+			next++
+		}
+		numbers[vip], taken[next] = next, true
+	}
+	return numbers
 }
 
 // retireSlots retires the slots of servers that are no longer configured.

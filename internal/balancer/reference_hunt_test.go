@@ -272,7 +272,7 @@ func (r *reference) takeAnswer(frame []byte) outcome {
 // senderOf returns the service of a signal, and the server that has sent it. Both are nil if there
 // is no such service, and the server is nil if it is not one of the service.
 func (r *reference) senderOf(h heard) (svc *desired.Service, sender *desired.Server) {
-	if svc = r.classify(h.flow); svc == nil {
+	if svc = r.classify(h.flow); svc == nil || !admits(svc, h.flow.Source.Addr()) {
 		return nil, nil
 	}
 	i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool { return s.Locator == h.sender })

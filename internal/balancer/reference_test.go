@@ -98,6 +98,9 @@ func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 			}
 		}
 	}
+	if reason == "" && !admits(svc, p.flow.Source.Addr()) {
+		reason = "drop_source"
+	}
 	if reason == "" && p.flags&packet.SYN != 0 && p.ends() {
 		reason = "drop_tcp_flags"
 	}
@@ -353,17 +356,23 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 }
 
 func (r *reference) isVIP(address netip.Addr) bool {
-	return slices.ContainsFunc(r.cfg.Services, func(s desired.Service) bool { return s.VIP == address.Unmap() })
+	return slices.ContainsFunc(r.cfg.Services, func(s desired.Service) bool { return slices.Contains(s.AllVIPs(), address.Unmap()) })
+}
+
+// admits tells whether a client may reach a service.
+func admits(svc *desired.Service, client netip.Addr) bool {
+	contains := func(p netip.Prefix) bool { return p.Contains(client) }
+	return len(svc.Sources) == 0 || slices.ContainsFunc(svc.Sources, contains)
 }
 
 // classify returns the service of a flow, or nil if there is none.
 func (f *fixture) classify(flow dataplane.Flow) (found *desired.Service) {
 	for i := range f.cfg.Services {
 		s := &f.cfg.Services[i]
-		if s.VIP != flow.Destination.Addr() || s.Protocol != flow.Protocol {
+		if !slices.Contains(s.AllVIPs(), flow.Destination.Addr()) || s.Protocol != flow.Protocol {
 			continue
 		}
-		if s.Port.Number() == flow.Destination.Port() && s.Port != desired.AllPorts {
+		if port := desired.Port(flow.Destination.Port()); port != 0 && slices.Contains(s.AllPorts(), port) {
 			return s
 		}
 		if s.Port == desired.AllPorts {

@@ -92,7 +92,7 @@ func loadServices(
 		}
 	}
 	for _, entry := range plane.Services.All() {
-		if known := byID[entry.Id]; known != nil && entry.IsService() {
+		if known := byID[entry.Service()]; known != nil && entry.IsService() {
 			known.rule = entry.Rule
 		}
 	}

@@ -95,29 +95,8 @@ func destinationsOf(
 		if s.Service.Announcement() == desired.AnnounceNever {
 			continue
 		}
-		vip := s.Service.VIP
-		aggregate := b.AggregateOf(vip)
-		if aggregate != nil {
-			d := all[aggregate.Prefix]
-			if d == nil {
-				d = newDestination(b, aggregate.Prefix)
-				d.attributes = d.with(&aggregate.RouteAttributes)
-				all[aggregate.Prefix] = d
-			}
-			d.add(s)
-		}
-		if aggregate != nil && aggregate.SummaryOnly {
-			continue
-		}
-		prefix := netip.PrefixFrom(vip, vip.BitLen())
-		d := all[prefix]
-		if d == nil {
-			d = newDestination(b, prefix)
-			all[prefix] = d
-		}
-		d.add(s)
-		if s.Service.BGP != nil {
-			d.attributes = d.with(&s.Service.BGP.RouteAttributes)
+		for _, vip := range s.Service.AllVIPs() {
+			addDestination(all, b, s, vip)
 		}
 	}
 	if drain != nil {
@@ -126,6 +105,35 @@ func destinationsOf(
 		}
 	}
 	return all
+}
+
+// addDestination makes a service a reason to announce one of its VIPs, and the aggregate that the VIP
+// is in.
+func addDestination(
+	all map[netip.Prefix]*destination, b *desired.BGP, s balancer.ServiceState, vip netip.Addr,
+) {
+	if aggregate := b.AggregateOf(vip); aggregate != nil {
+		d := all[aggregate.Prefix]
+		if d == nil {
+			d = newDestination(b, aggregate.Prefix)
+			d.attributes = d.with(&aggregate.RouteAttributes)
+			all[aggregate.Prefix] = d
+		}
+		d.add(s)
+		if aggregate.SummaryOnly {
+			return
+		}
+	}
+	prefix := netip.PrefixFrom(vip, vip.BitLen())
+	d := all[prefix]
+	if d == nil {
+		d = newDestination(b, prefix)
+		all[prefix] = d
+	}
+	d.add(s)
+	if s.Service.BGP != nil {
+		d.attributes = d.with(&s.Service.BGP.RouteAttributes)
+	}
 }
 
 // newDestination returns a destination without services. It has the attributes of all routes.
@@ -138,6 +146,8 @@ func newDestination(b *desired.BGP, prefix netip.Prefix) *destination {
 
 // add makes a service a reason to announce the destination.
 func (d *destination) add(s balancer.ServiceState) {
-	d.services = append(d.services, s.Service.Name)
+	if !slices.Contains(d.services, s.Service.Name) { // a service may have several VIPs in an aggregate
+		d.services = append(d.services, s.Service.Name)
+	}
 	d.service = d.service.Or(announce.Of(s))
 }

@@ -78,6 +78,8 @@ func TestAggregates(t *testing.T) {
 		MED: new(uint32(9)), LocalPref: new(uint32(50)), Communities: []desired.Community{"1:2", "1:1"},
 	}}
 	never := &desired.ServiceBGP{Announce: desired.AnnounceNever}
+	several := service("several", "203.0.113.1", balancer.Ready, nil)
+	several.Service.VIPs = []netip.Addr{several.Service.VIP, netip.MustParseAddr("203.0.113.2")}
 	a, bb := service("a", "203.0.113.1", balancer.Unable, own), service("b", "203.0.113.2", balancer.Ready, nil)
 	for _, test := range []struct {
 		services []balancer.ServiceState
@@ -93,6 +95,8 @@ func TestAggregates(t *testing.T) {
 		{[]balancer.ServiceState{service("six", "2001:db8:80::1", balancer.Ready, never)}, nil, ""},
 		{[]balancer.ServiceState{service("out", "198.51.100.1", balancer.Ready, nil)}, nil,
 			"198.51.100.1/32 served 0 {5 true} {0 false} [1:1] [out]"},
+		{[]balancer.ServiceState{several}, nil, "203.0.113.0/24 served 1 {5 true} {0 false} [1:1] [several]; " +
+			"203.0.113.1/32 served 0 {5 true} {0 false} [1:1] [several]; 203.0.113.2/32 served 0 {5 true} {0 false} [1:1] [several]"},
 	} {
 		all := destinationsOf(b, test.services, test.drain)
 		var texts []string

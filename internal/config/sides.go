@@ -236,10 +236,14 @@ func (c *comparison) keysOf(s *Side, file string) desired.SignalKeys {
 func (c *comparison) service(
 	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
 ) {
-	i := agentService(a.Agent, service)
-	if i < 0 {
-		c.missing(b, a, service, server, serviceAt, at)
-		return
+	i := -1
+	for _, vip := range service.AllVIPs() {
+		for _, port := range service.AllPorts() {
+			if i = agentService(a.Agent, vip, port, service.Protocol); i < 0 {
+				c.missing(b, a, service, netip.AddrPortFrom(vip, port.Number()), server, serviceAt, at)
+				return
+			}
+		}
 	}
 	own, ownAt := &a.Agent.Services[i], fieldpath.Item("services", i)
 	mustBeSame := func(name string, value, other fmt.Stringer) {
@@ -271,16 +275,16 @@ type text string
 
 func (t text) String() string { return string(t) }
 
-// agentService returns the index of the agent's service that gets the packets of a balancer's
-// service: the one for the same port or, without one, the one for all ports. It returns -1 if there
-// is none.
-func agentService(a *desired.Agent, of *desired.Service) int {
+// agentService returns the index of the agent's service that gets the packets to a VIP and port of a
+// balancer's service: the one for the same port or, without one, the one for all ports. It returns -1
+// if there is none.
+func agentService(a *desired.Agent, vip netip.Addr, port desired.Port, protocol desired.Protocol) int {
 	found := -1
 	for i := range a.Services {
 		s := &a.Services[i]
 		switch {
-		case s.VIP != of.VIP || s.Protocol != of.Protocol:
-		case s.Port == of.Port:
+		case !slices.Contains(s.AllVIPs(), vip) || s.Protocol != protocol:
+		case slices.Contains(s.AllPorts(), port):
 			return i
 		case s.Port == desired.AllPorts:
 			found = i
@@ -289,29 +293,44 @@ func agentService(a *desired.Agent, of *desired.Service) int {
 	return found
 }
 
-// missing reports that an agent has no service for the service of a balancer. If the agent has a
-// service with the same name, the problems name the fields that differ.
+// missing reports that an agent has no service for a VIP and port of a balancer's service. Port 0
+// means all ports. If the agent has a service with the same name, the problems name the fields that
+// differ.
 func (c *comparison) missing(
-	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
+	b, a *Side, service *desired.Service, to netip.AddrPort, server *desired.Server, serviceAt, at string,
 ) {
+	vip, port := to.Addr(), desired.PortOf(to.Port())
 	isNamed := func(own desired.AgentService) bool { return own.Name == service.Name }
 	if i := slices.IndexFunc(a.Agent.Services, isNamed); i >= 0 {
 		own := &a.Agent.Services[i]
-		for _, f := range []struct{ name, value, other string }{
-			{"vip", service.VIP.String(), own.VIP.String()},
-			{"port", service.Port.String(), own.Port.String()},
-			{"protocol", string(service.Protocol), string(own.Protocol)},
-		} {
-			fits := f.value == f.other || f.name == "port" && own.Port == desired.AllPorts
+		differs := func(fits bool, name, is string) {
 			if !fits {
-				c.differ(b, fieldpath.Child(serviceAt, f.name), "is %s on the server %s: %s", f.other, server.Name,
-					a.at(fieldpath.Child(fieldpath.Item("services", i), f.name)))
+				c.differ(b, fieldpath.Child(serviceAt, name), "is %s on the server %s: %s", is, server.Name,
+					a.at(fieldpath.Child(fieldpath.Item("services", i), name)))
 			}
 		}
+		lacks := func(fits bool, name, what string) {
+			if !fits {
+				c.differ(b, fieldpath.Child(serviceAt, name), "%s is missing on the server %s: %s", what,
+					server.Name, a.at(fieldpath.Item("services", i)))
+			}
+		}
+		hasVIP, hasPort := slices.Contains(own.AllVIPs(), vip), slices.Contains(own.AllPorts(), port)
+		if len(service.VIPs)+len(own.VIPs) == 0 {
+			differs(hasVIP, "vip", own.VIP.String())
+		} else {
+			lacks(hasVIP, "vips", vip.String())
+		}
+		if len(service.Ports)+len(own.Ports) == 0 {
+			differs(hasPort || own.Port == desired.AllPorts, "port", own.Port.String())
+		} else {
+			lacks(hasPort || own.Port == desired.AllPorts, "ports", port.String())
+		}
+		differs(service.Protocol == own.Protocol, "protocol", string(own.Protocol))
 		return
 	}
 	c.differ(b, addressPath(server, at), "the agent of the server %s has no service with the VIP %s, port %s and "+
-		"protocol %s: %s", server.Name, service.VIP, service.Port, service.Protocol, a.at("services"))
+		"protocol %s: %s", server.Name, vip, port, service.Protocol, a.at("services"))
 }
 
 // noServer reports an agent whose host is not a server of any balancer.

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -22,6 +23,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfNoTaker(b)
 	d.warnOfVIPsWithoutPeer(b)
 	d.warnOfEmptyAggregates(b)
+	d.warnOfUnreachableVIPs(b)
 }
 
 // warnOfAgent adds the warnings about an agent's file.
@@ -208,10 +210,28 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 		return
 	}
 	for i, s := range b.Services {
-		family := desired.FamilyOf(s.VIP)
-		if s.Announcement() != desired.AnnounceNever && !b.BGP.Announces(family) {
-			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "vip"), "is not announced: no peer in bgp.peers has the "+
-				"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
+		if s.Announcement() == desired.AnnounceNever {
+			continue
+		}
+		for j, vip := range s.AllVIPs() {
+			if family := desired.FamilyOf(vip); !b.BGP.Announces(family) {
+				d.warnf(s.VIPPath(i, j), "is not announced: no peer in bgp.peers has the "+
+					"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
+			}
+		}
+	}
+}
+
+// warnOfUnreachableVIPs warns about VIPs that no client may reach, because no source prefix is of
+// their family.
+func (d *document) warnOfUnreachableVIPs(b *desired.Balancer) {
+	for i := range b.Services {
+		s := &b.Services[i]
+		for j, vip := range s.AllVIPs() {
+			isSame := func(p netip.Prefix) bool { return p.Addr().Is4() == vip.Is4() }
+			if len(s.Sources) > 0 && !slices.ContainsFunc(s.Sources, isSame) {
+				d.warnf(s.VIPPath(i, j), "no client may reach it: no prefix in sources is %s", desired.FamilyOf(vip))
+			}
 		}
 	}
 }
@@ -223,7 +243,7 @@ func (d *document) warnOfEmptyAggregates(b *desired.Balancer) {
 	}
 	for i, a := range b.BGP.Aggregates {
 		isUsed := slices.ContainsFunc(b.Services, func(s desired.Service) bool {
-			return s.Announcement() != desired.AnnounceNever && a.Prefix.Contains(s.VIP)
+			return s.Announcement() != desired.AnnounceNever && slices.ContainsFunc(s.AllVIPs(), a.Prefix.Contains)
 		})
 		if !isUsed {
 			d.warnf(fieldpath.Child(fieldpath.Item("bgp.aggregates", i), "prefix"), "is not announced: no service that is "+

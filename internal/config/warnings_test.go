@@ -120,6 +120,17 @@ func TestUnconfirmedEnds(t *testing.T) {
 	})
 }
 
+// TestUnreachableVIPs checks the warning about VIPs of a family without source prefixes.
+func TestUnreachableVIPs(t *testing.T) {
+	hashing := strings.Replace(huntingBalancer, "hunt, candidates: 1", "hash", 1)
+	none := one("services[0].vip", "no client may reach it: no prefix in sources is ipv4")
+	checkWarnings(t, hashing, ParseBalancer, []mutation{
+		{"family", "port: 53", "port: 53, sources: [10.0.0.0/8]", nil},
+		{"no family", "port: 53", `port: 53, sources: ["2001:db8::/32"]`, none},
+		{"both families", "port: 53", `port: 53, sources: ["2001:db8::/32", 10.0.0.0/8]`, nil},
+	})
+}
+
 // TestNoTaker checks the warning about services without a server for new connections.
 func TestNoTaker(t *testing.T) {
 	const (

@@ -54,9 +54,13 @@ type AgentNode struct {
 
 // AgentService is a service that this server takes part in.
 type AgentService struct {
-	Name          string        `yaml:"name"`
+	Name string `yaml:"name"`
+	// VIP, VIPs, Port and Ports are those of the balancer's Service. The agent keeps the state of
+	// the service, such as its load, under VIP and Port.
 	VIP           netip.Addr    `yaml:"vip"`
+	VIPs          []netip.Addr  `yaml:"vips,omitempty"`
 	Port          Port          `yaml:"port"`
+	Ports         []Port        `yaml:"ports,omitempty"`
 	Protocol      Protocol      `yaml:"protocol"`
 	Encapsulation Encapsulation `yaml:"encapsulation"`
 	// Accept and Load are for services that hunt (Hunts).
@@ -163,6 +167,12 @@ func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
 
 // AssignsVIPs tells whether the agent puts the VIPs on the loopback interface.
 func (n AgentNode) AssignsVIPs() bool { return n.AssignVIPs == nil || *n.AssignVIPs }
+
+// AllVIPs returns the VIPs of the service.
+func (s *AgentService) AllVIPs() []netip.Addr { return listOr(s.VIPs, s.VIP) }
+
+// AllPorts returns the ports of the service at each of its VIPs.
+func (s *AgentService) AllPorts() []Port { return listOr(s.Ports, s.Port) }
 
 // Hunts tells whether balancers may offer the service's connections to this server: those of TCP in
 // an SRv6 encapsulation, and those of QUIC there, if the service has an accept policy or a load

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
@@ -123,6 +124,7 @@ func (given Given) defaultBGP(b *BGP) {
 // defaultService sets the defaults of a service that follow from the service alone. Later defaults
 // follow from earlier ones.
 func (given Given) defaultService(s *Service, path string) {
+	given.defaultFirst(&s.VIP, s.VIPs, &s.Port, s.Ports, path)
 	setDefault(given, fieldpath.Child(path, "placement"), &s.Placement, PlacementMethods[0].Name)
 	setDefault(given, fieldpath.Child(path, "persistence"), &s.Persistence, PersistenceMethods[0].Name)
 	placement, persistence := s.Placement.Method().orDefault(), s.Persistence.Method().orDefault()
@@ -157,6 +159,17 @@ func (given Given) defaultService(s *Service, path string) {
 	}
 	for i := range s.Servers {
 		given.defaultServer(&s.Servers[i], fieldpath.Item(fieldpath.Child(path, "servers"), i))
+	}
+}
+
+// defaultFirst makes the first of several VIPs, and of several ports, the VIP and the port of a
+// service.
+func (given Given) defaultFirst(vip *netip.Addr, vips []netip.Addr, port *Port, ports []Port, path string) {
+	if len(vips) > 0 {
+		setDefault(given, fieldpath.Child(path, "vip"), vip, vips[0])
+	}
+	if len(ports) > 0 {
+		setDefault(given, fieldpath.Child(path, "port"), port, ports[0])
 	}
 }
 
@@ -264,6 +277,7 @@ var loadIntervals = map[LoadSource]time.Duration{
 }
 
 func (given Given) defaultAgentService(s *AgentService, path string) {
+	given.defaultFirst(&s.VIP, s.VIPs, &s.Port, s.Ports, path)
 	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	given.defaultAgentQUIC(s, path)
 	if !s.Hunts() {

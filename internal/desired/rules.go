@@ -236,8 +236,8 @@ func (r *rules) checkServices(services []AgentService) {
 		path := fieldpath.Item("services", i)
 		r.checkName(fieldpath.Child(path, "name"), s.Name)
 		checkUnique(r, names, s.Name, fieldpath.Child(path, "name"))
-		r.checkVIP(fieldpath.Child(path, "vip"), s)
-		r.checkPort(fieldpath.Child(path, "port"), s.Port)
+		r.checkVIPsOf(path, &s)
+		r.checkPortsOf(path, &s)
 		if at := fieldpath.Child(path, "protocol"); s.Protocol == "" {
 			r.failf(at, "required")
 		} else {
@@ -245,15 +245,87 @@ func (r *rules) checkServices(services []AgentService) {
 		}
 		checkKnown(r, fieldpath.Child(path, "encapsulation"), s.Encapsulation, SRv6Insert, SRv6Encap, GRE, IPIP)
 
-		k := key{s.VIP, s.Port, s.Protocol}
-		if !s.VIP.IsValid() || s.Port == 0 || s.Protocol == "" {
+		if s.Protocol == "" {
 			continue
 		}
-		if other, ok := keys[k]; ok {
-			r.conflict(path, other, "%s port %s of %s is already used by", s.Protocol, s.Port, s.VIP)
-		} else {
-			keys[k] = path
+		for _, vip := range s.AllVIPs() {
+			for _, port := range s.AllPorts() {
+				k := key{vip, port, s.Protocol}
+				switch other, ok := keys[k]; {
+				case !vip.IsValid() || port == 0 || other == path: // an error already
+				case ok:
+					r.conflict(path, other, "%s port %s of %s is already used by", s.Protocol, port, vip)
+				default:
+					keys[k] = path
+				}
+			}
 		}
+	}
+	r.checkEntries(services)
+}
+
+const (
+	// MostVIPs is the maximum number of VIPs of a service.
+	MostVIPs = 1024
+	// MostPorts is the maximum number of ports of a service with a list of ports.
+	MostPorts = 1024
+	// MostEntries is the maximum number of VIPs, and of pairs of a VIP and a port, of all services
+	// together. So that many entries always find room in the tables of the data path.
+	MostEntries = 2 * MaxServices
+)
+
+// checkEntries checks that the tables of the data path have room for all VIPs and ports.
+func (r *rules) checkEntries(services []AgentService) {
+	entries, vips := 0, map[netip.Addr]bool{}
+	for i := range services {
+		s := &services[i]
+		entries += len(s.AllVIPs()) * len(s.AllPorts())
+		for _, vip := range s.AllVIPs() {
+			vips[vip] = true
+		}
+	}
+	if entries += len(vips); entries > MostEntries {
+		r.failf("services", "have %d VIPs and pairs of a VIP and a port, must have at most %d", entries, MostEntries)
+	}
+}
+
+// checkVIPsOf checks the VIPs of a service.
+func (r *rules) checkVIPsOf(path string, s *AgentService) {
+	if len(s.VIPs) == 0 {
+		r.checkVIP(fieldpath.Child(path, "vip"), s.VIP, s.Encapsulation)
+		return
+	}
+	at, seen := fieldpath.Child(path, "vips"), map[netip.Addr]string{}
+	for i, vip := range s.VIPs {
+		r.checkVIP(fieldpath.Item(at, i), vip, s.Encapsulation)
+		checkUnique(r, seen, vip, fieldpath.Item(at, i))
+	}
+	switch {
+	case len(s.VIPs) > MostVIPs:
+		r.failf(at, "must have at most %d items, has %d", MostVIPs, len(s.VIPs))
+	case s.VIP != s.VIPs[0]:
+		r.failf(fieldpath.Child(path, "vip"), "must be absent, or the first of vips, %s", s.VIPs[0])
+	}
+}
+
+// checkPortsOf checks the ports of a service.
+func (r *rules) checkPortsOf(path string, s *AgentService) {
+	if len(s.Ports) == 0 {
+		r.checkPort(fieldpath.Child(path, "port"), s.Port)
+		return
+	}
+	at, seen := fieldpath.Child(path, "ports"), map[Port]string{}
+	for i, port := range s.Ports {
+		if port == 0 || port >= AllPorts {
+			r.failf(fieldpath.Item(at, i), "must be a port from 1 to 65535; for all ports, write port: all")
+		}
+		checkUnique(r, seen, port, fieldpath.Item(at, i))
+	}
+	switch {
+	case len(s.Ports) > MostPorts:
+		r.failf(at, "must have at most %d items, has %d", MostPorts, len(s.Ports))
+	case s.Port != s.Ports[0]:
+		r.failf(fieldpath.Child(path, "port"), "must be absent, or the first of ports, %s", s.Ports[0])
 	}
 }
 
@@ -283,13 +355,13 @@ func (r *rules) checkName(path, name string) {
 	}
 }
 
-func (r *rules) checkVIP(path string, s AgentService) {
-	if !s.VIP.IsValid() {
+func (r *rules) checkVIP(path string, vip netip.Addr, encapsulation Encapsulation) {
+	if !vip.IsValid() {
 		r.failf(path, "required")
 		return
 	}
-	r.checkAddress(path, s.VIP)
-	if s.Encapsulation == SRv6Insert && s.VIP.Is4() {
+	r.checkAddress(path, vip)
+	if encapsulation == SRv6Insert && vip.Is4() {
 		r.failf(path, "must be IPv6 for encapsulation %s; IPv4 needs %s", SRv6Insert, SRv6Encap)
 	}
 }
@@ -355,9 +427,11 @@ type vips map[netip.Addr]string
 // newVIPs returns the VIPs of services.
 func newVIPs(services []AgentService) vips {
 	v := make(vips)
-	for i, s := range services {
-		if _, ok := v[s.VIP]; !ok && s.VIP.IsValid() {
-			v[s.VIP] = fieldpath.Item("services", i)
+	for i := range services {
+		for _, vip := range services[i].AllVIPs() {
+			if _, ok := v[vip]; !ok && vip.IsValid() {
+				v[vip] = fieldpath.Item("services", i)
+			}
 		}
 	}
 	return v

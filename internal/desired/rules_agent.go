@@ -55,8 +55,10 @@ func (r *rules) checkAgent(a *Agent) {
 		vips.checkNotVIP(r, fieldpath.Item("node.addresses", i), address)
 	}
 	for i, s := range a.Services {
-		if a.Node.Locator.Contains(s.VIP) {
-			r.failf(fieldpath.Child(fieldpath.Item("services", i), "vip"), "is in the locator of the agent")
+		for j, vip := range s.AllVIPs() {
+			if a.Node.Locator.Contains(vip) {
+				r.failf(vipPath(fieldpath.Item("services", i), s.VIPs, j), "is in the locator of the agent")
+			}
 		}
 	}
 	for i, s := range a.Services {

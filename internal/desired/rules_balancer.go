@@ -89,7 +89,8 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 
 	common := make([]AgentService, len(b.Services))
 	for i, s := range b.Services {
-		common[i] = AgentService{Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation}
+		common[i] = AgentService{Name: s.Name, VIP: s.VIP, VIPs: s.VIPs, Port: s.Port, Ports: s.Ports,
+			Protocol: s.Protocol, Encapsulation: s.Encapsulation}
 	}
 	if b.Store == nil {
 		r.checkPresent(len(b.Services))
@@ -97,9 +98,10 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	r.checkServices(common)
 	r.checkLocatorNeeded(common, b.Node.Locator)
 	r.checkUnderlay(b.Node.Underlay, b.Node.Locator, common)
-	total := 0
+	total, sources := 0, 0
 	for i := range b.Services {
 		total += len(b.Services[i].Servers)
+		sources += len(b.Services[i].Sources)
 		if !changed(i) {
 			continue
 		}
@@ -109,6 +111,9 @@ func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	}
 	if limit := b.Node.Limits.Servers; total > int(limit) {
 		r.failf("node.limits.servers", "all services together have %d servers, and the limit is %d", total, limit)
+	}
+	if sources > MostSources {
+		r.failf("services", "have %d sources, must have at most %d", sources, MostSources)
 	}
 	r.checkHints(b)
 	r.checkTunnelsNeeded(b)
@@ -204,6 +209,7 @@ func (r *rules) checkService(path string, s *Service) {
 	checkKnown(r, fieldpath.Child(path, "persistence"), s.Persistence, persistences...)
 	at := fieldpath.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
+	r.checkSources(fieldpath.Child(path, "sources"), s.Sources)
 	r.checkHunt(path, s)
 	r.checkInfer(path, s)
 	r.checkPersistence(path, s)
@@ -236,6 +242,27 @@ func (r *rules) checkService(path string, s *Service) {
 	}
 	if s.Health != nil {
 		r.checkHealth(fieldpath.Child(path, "health"), s)
+	}
+}
+
+// MostSources is the maximum number of source prefixes of all services together: half of
+// MAX_SOURCE_PREFIXES of bpf/balancer/tables/sources.h, because old and new ones are there while they
+// are replaced.
+const MostSources = 32768
+
+// checkSources checks the source prefixes of a service.
+func (r *rules) checkSources(path string, prefixes []netip.Prefix) {
+	seen := make(map[netip.Prefix]string)
+	for i, prefix := range prefixes {
+		at := fieldpath.Item(path, i)
+		switch {
+		case !prefix.IsValid():
+		case prefix.Addr().Is4In6():
+			r.failf(at, "is IPv4-mapped; write it as an IPv4 prefix")
+		case prefix != prefix.Masked():
+			r.failf(at, "has bits set after the first %d; write it as %s", prefix.Bits(), prefix.Masked())
+		}
+		checkUnique(r, seen, prefix, at)
 	}
 }
 
@@ -450,8 +477,10 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	}
 	for i, s := range b.Services {
 		path := fieldpath.Item("services", i)
-		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
-			r.failf(fieldpath.Child(path, "vip"), "is in the locator of %s", locators[prefix])
+		for j, vip := range s.AllVIPs() {
+			if prefix, err := vip.Prefix(64); err == nil && locators[prefix] != "" {
+				r.failf(s.VIPPath(i, j), "is in the locator of %s", locators[prefix])
+			}
 		}
 		for j := range s.Servers {
 			server := &s.Servers[j]
@@ -468,6 +497,15 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 			}
 		}
 	}
+}
+
+// vipPath returns the path of a VIP of the service at a path. i is its index in AllVIPs, and vips is
+// the list of the service, which may be empty.
+func vipPath(path string, vips []netip.Addr, i int) string {
+	if len(vips) == 0 {
+		return fieldpath.Child(path, "vip")
+	}
+	return fieldpath.Item(fieldpath.Child(path, "vips"), i)
 }
 
 // locatorsOf returns the owner of each /64 with a VIP: the server or the balancer whose locator it

@@ -276,12 +276,15 @@ func (r *rules) checkSameRoute(services []Service) {
 			if a.value == nil {
 				continue
 			}
-			key, now := attribute{s.VIP, a.name}, given{*a.value, fieldpath.Child(path, a.name)}
-			if was, ok := first[key]; !ok {
-				first[key] = now
-			} else if was.value != now.value {
-				r.conflict(now.path, was.path, "%d: VIP %s has one route, and its value is already %d by", now.value,
-					s.VIP, was.value)
+			now := given{*a.value, fieldpath.Child(path, a.name)}
+			for _, vip := range s.AllVIPs() {
+				key := attribute{vip, a.name}
+				if was, ok := first[key]; !ok {
+					first[key] = now
+				} else if was.value != now.value {
+					r.conflict(now.path, was.path, "%d: VIP %s has one route, and its value is already %d by", now.value,
+						vip, was.value)
+				}
 			}
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Placement decides which server gets a new connection.
@@ -143,15 +145,23 @@ const (
 	AllFailedRefuse AllFailed = "refuse" // new flows are refused: rejected, or dropped (BalancerNode.Reject)
 )
 
-// Service is a VIP, port and protocol with the servers behind it.
+// Service is a VIP, port and protocol with the servers behind it. It may have several VIPs and ports.
 type Service struct {
-	Name          string        `yaml:"name"`
-	VIP           netip.Addr    `yaml:"vip"`
-	Port          Port          `yaml:"port"`
-	Protocol      Protocol      `yaml:"protocol"`
-	Placement     Placement     `yaml:"placement"`     // default hash
-	Persistence   Persistence   `yaml:"persistence"`   // default table
-	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
+	Name string `yaml:"name"`
+	// VIP is the only VIP, or the first of VIPs.
+	VIP netip.Addr `yaml:"vip"`
+	// VIPs are all VIPs of a service that has several; nil: only VIP.
+	VIPs []netip.Addr `yaml:"vips,omitempty"`
+	// Port is the only port, or the first of Ports.
+	Port Port `yaml:"port"`
+	// Ports are all ports of a service that has several, at each of its VIPs; nil: only Port.
+	Ports []Port `yaml:"ports,omitempty"`
+	// Sources are the prefixes of the clients that may reach the service; nil: all may.
+	Sources       []netip.Prefix `yaml:"sources,omitempty"`
+	Protocol      Protocol       `yaml:"protocol"`
+	Placement     Placement      `yaml:"placement"`     // default hash
+	Persistence   Persistence    `yaml:"persistence"`   // default table
+	Encapsulation Encapsulation  `yaml:"encapsulation"` // default srv6-encap
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
 	// Infer is for placements that infer only (Placement.Infers).
@@ -209,6 +219,26 @@ type Service struct {
 	Revision *Revision `yaml:"-"`
 }
 
+// AllVIPs returns the VIPs of the service.
+func (s *Service) AllVIPs() []netip.Addr { return listOr(s.VIPs, s.VIP) }
+
+// AllPorts returns the ports of the service at each of its VIPs.
+func (s *Service) AllPorts() []Port { return listOr(s.Ports, s.Port) }
+
+// VIPPath returns the path of one of AllVIPs in a balancer's file, by the indexes of the service and
+// of the VIP.
+func (s *Service) VIPPath(service, vip int) string {
+	return vipPath(fieldpath.Item("services", service), s.VIPs, vip)
+}
+
+// listOr returns the list, or if it is empty a list with the single item.
+func listOr[T any](list []T, single T) []T {
+	if len(list) == 0 {
+		return []T{single}
+	}
+	return list
+}
+
 // Revision identifies one reading of a service: services with a pointer to the same revision are
 // equal. It has a byte, so that pointers to two revisions differ.
 type Revision struct{ _ byte }
@@ -259,8 +289,10 @@ func WhyNotOnSwitch(services []*Service, now map[string]string) map[string]strin
 			continue
 		}
 		why[s.Name] = reason
-		if at := (address{s.VIP, s.Protocol}); s.Port != AllPorts && ofHost[at] == "" {
-			ofHost[at] = s.Name
+		for _, vip := range s.AllVIPs() {
+			if at := (address{vip, s.Protocol}); s.Port != AllPorts && ofHost[at] == "" {
+				ofHost[at] = s.Name
+			}
 		}
 	}
 	for _, s := range services {
@@ -278,6 +310,10 @@ func WhyNotOnSwitch(services []*Service, now map[string]string) map[string]strin
 func (s *Service) whyNotOnSwitch() string {
 	isStateless := s.Persistence == PersistenceStateless
 	switch {
+	case len(s.VIPs) > 1 || len(s.Ports) > 1:
+		return "several VIPs or ports"
+	case len(s.Sources) > 0:
+		return "sources"
 	case !isStateless && s.Persistence != PersistenceQUIC:
 		return "persistence " + string(s.Persistence)
 	case isStateless && s.BucketHash != BucketHashCRC32:

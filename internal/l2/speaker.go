@@ -303,9 +303,10 @@ func (s *Speaker) takeServices(now time.Time) {
 		if service.Service.Announcement() == desired.AnnounceNever {
 			continue
 		}
-		vip := service.Service.VIP
-		names[vip] = append(names[vip], service.Service.Name)
-		sums[vip] = sums[vip].Or(announce.Of(service))
+		for _, vip := range service.Service.AllVIPs() {
+			names[vip] = append(names[vip], service.Service.Name)
+			sums[vip] = sums[vip].Or(announce.Of(service))
+		}
 	}
 	for vip, v := range s.vips {
 		if names[vip] == nil {

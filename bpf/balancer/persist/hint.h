@@ -41,7 +41,7 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	struct hint hint;
 	__u32 number;
 
-	hint_lookup(&pkt->key, service->id, &hint);
+	hint_lookup(&pkt->key, service->vip_id, &hint);
 	if (!hint_fits(&hint, service))
 		return false;
 	number = only_server_of(service, bucket_of(&pkt->key, service), hint_column(hint.value));
@@ -64,7 +64,7 @@ __noinline int hinted_server(const struct packet *pkt, const struct service *ser
 
 	if (!pkt || !service)
 		return -1;
-	hint_lookup(&pkt->key, service->id, &hint);
+	hint_lookup(&pkt->key, service->vip_id, &hint);
 	if (!hint_fits(&hint, service) || pkt->visits_all)
 		return -1;
 	number = server_with_mark(service, bucket_of(&pkt->key, service), hint.value);
@@ -104,7 +104,7 @@ __noinline int take_create_hint(const struct packet *pkt, const struct service *
 	if (!pkt || !service || !has_hints()) /* without hints, nothing has to be entered */
 		return LB_RETURN_CREATE;
 	column = column_with(service, bucket_of(&pkt->key, service), sender);
-	hint_lookup(&pkt->key, service->id, &hint);
+	hint_lookup(&pkt->key, service->vip_id, &hint);
 	if (column < 0 || !hint_enter(&hint, column, sender, !(pkt->tcp_flags & TCP_SYN)))
 		return LB_RETURN_NO_ROOM;
 	return LB_RETURN_CREATE;
@@ -119,7 +119,7 @@ __noinline int take_remove_hint(const struct packet *pkt, const struct service *
 
 	if (!pkt || !service)
 		return 0;
-	hint_lookup(&pkt->key, service->id, &hint);
+	hint_lookup(&pkt->key, service->vip_id, &hint);
 	hint_remove(&hint, sender);
 	return 0;
 }

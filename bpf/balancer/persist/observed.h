@@ -27,7 +27,7 @@ static __always_inline void observed_lookup(const struct packet *pkt, const stru
 {
 	__u32 number;
 
-	flow_identify(flow, &pkt->key, service->id);
+	flow_identify(flow, &pkt->key, service->vip_id);
 	number = flow->place >> observed_bucket_shift;
 	flow->bucket = bpf_map_lookup_elem(&observed, &number);
 	flow_search(flow);

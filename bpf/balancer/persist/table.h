@@ -217,7 +217,7 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   int *holder, struct segments *segments)
 {
 	if (!flow->place) /* then lookup_plain() has not computed the hashes */
-		flow_identify(flow, &pkt->key, service->id);
+		flow_identify(flow, &pkt->key, service->vip_id);
 	flow->place = forget(flow->place);
 	flow->signature = forget(flow->signature);
 	flow_find(flow);
@@ -251,7 +251,7 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	const struct server *server;
 	__u64 now;
 
-	flow_lookup(&pkt->key, service->id, flow);
+	flow_lookup(&pkt->key, service->vip_id, flow);
 	if (!flow_known(flow))
 		return false;
 	server = server_at(flow_server(flow));
@@ -285,7 +285,7 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
 {
 	struct flow half_open_flow;
 
-	flow_lookup(&pkt->key, service->id, flow);
+	flow_lookup(&pkt->key, service->vip_id, flow);
 	if (recall(service, flow, segments))
 		return true;
 	if (!has_half_open(service))
@@ -388,7 +388,7 @@ static __always_inline int enter_answer(const struct packet *pkt, struct flow *f
 static __always_inline void lookup_both(const struct packet *pkt, const struct service *service,
 					struct flow *flow, struct flow *half_open_flow)
 {
-	flow_lookup(&pkt->key, service->id, flow);
+	flow_lookup(&pkt->key, service->vip_id, flow);
 	half_open_lookup(flow, half_open_flow);
 }
 

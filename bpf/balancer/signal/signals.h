@@ -131,7 +131,7 @@ __noinline int send_reset(struct xdp_md *ctx, struct packet *pkt, const struct s
 	if (!make_reset(ctx, pkt, signal))
 		return leave(ctx, pkt, LB_DROP_SIGNAL);
 	ask(&segments, SID_DELIVER, SID_DELIVER);
-	flow_identify(&flow, &pkt->key, service->id);
+	flow_identify(&flow, &pkt->key, service->vip_id);
 	return forward(ctx, pkt, service, &segments, sender, 1, flow_label(&flow),
 		       LB_FORWARD_RESET);
 }

@@ -11,6 +11,7 @@
 #define SEGUE_BALANCER_TABLES_SERVICES_H
 
 #include "balancer/tables/directory.h"
+#include "balancer/tables/sources.h"
 #include "balancer/features.h"
 #include "net/hash.h"
 #include "net/parse.h"
@@ -26,6 +27,9 @@ const volatile __u64 service_keys[SERVICE_WORDS];
 struct service {
 	struct service_rule rule;
 	__u32 id;
+	/* Stands for the service, the VIP and the protocol in the hashes of flows: `id` of the
+	 * service's entry, without ENTRY_HAS_SOURCES. */
+	__u32 vip_id;
 };
 
 static __always_inline enum placement placement_of(const struct service *service)
@@ -187,7 +191,7 @@ static __always_inline void note_service(const struct service *service, bool is_
 
 /*
  * Finds the packet's service by its port, or else the VIP's service for all ports. The reason is
- * none if there is a service. A packet to no VIP takes at most two searches, and a packet of a
+ * none if there is a service, and if the client may reach it. A packet to no VIP takes at most two searches, and a packet of a
  * service for all ports takes three.
  */
 static __always_inline enum lb_reason classify(const struct packet *pkt, struct service *service)
@@ -210,9 +214,13 @@ static __always_inline enum lb_reason classify(const struct packet *pkt, struct 
 		return LB_DROP_NO_SERVICE;
 	/* Volatile, so that the compiler copies the rule as one word. */
 	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
-	service->id = entry->id;
+	service->vip_id = entry->id;
+	service->id = entry->id & (MAX_SERVICES - 1);
 	note_service(service, entry->port);
-	return LB_NONE;
+	if (!has_features(FEATURE_BIT(FEATURE_SOURCES)) || !(entry->id & ENTRY_HAS_SOURCES))
+		return LB_NONE;
+	service->vip_id &= ~ENTRY_HAS_SOURCES;
+	return may_reach(key, service->id) ? LB_NONE : LB_DROP_SOURCE;
 }
 
 #endif

@@ -36,7 +36,10 @@ type backup struct {
 	// estimates are those that were removed, by slot; nil: there was none.
 	estimates map[uint32]*balancerEstimate
 	samples   map[uint32]balancerReservoir // emptied samples of durations, by slot
-	restored  bool
+	sources   SourcePrefixes
+	// wantedSources are those to keep when the takeover is complete; nil: not known.
+	wantedSources SourcePrefixes
+	restored      bool
 }
 
 // tableNumber is the place of a service's table in a map of maps.
@@ -91,9 +94,12 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 	if err := p.Objects.Identity.Lookup(uint32(0), &b.identity); err != nil {
 		return fmt.Errorf("read identity: %w", err)
 	}
+	if b.sources, err = readSources(p.Objects.SourcePrefixes); err != nil {
+		return err
+	}
 	p.backup = b
 	t.OnUndo(func() error { return errors.Join(b.restore(), b.close()) })
-	t.OnCommit(b.close)
+	t.OnCommit(func() error { return errors.Join(b.keepSources(), b.close()) })
 	return nil
 }
 
@@ -237,6 +243,7 @@ func (b *backup) restore() error {
 		datapath.Replace(p.Objects.ServiceLabels, b.serviceLabels),
 		p.Objects.Identity.Put(uint32(0), &b.identity),
 		b.restoreCounters(),
+		datapath.Keep(p.Objects.SourcePrefixes, b.sources),
 	)...)
 }
 
@@ -323,6 +330,14 @@ func (b *backup) restoreFlows() {
 			b.plane.Loads.count(FlowEntry(flow.value))
 		}
 	}
+}
+
+// keepSources removes the source prefixes that the new state does not want.
+func (b *backup) keepSources() error {
+	if b.wantedSources == nil {
+		return nil
+	}
+	return datapath.Keep(b.plane.Objects.SourcePrefixes, b.wantedSources)
 }
 
 // close ends the backup. It removes the pins of all tables that no service has.

@@ -24,6 +24,7 @@ const (
 	featureHints       Features = 1 << balancerFeatureFEATURE_HINTS
 	featureCRC         Features = 1 << balancerFeatureFEATURE_CRC
 	featurePacketTimes Features = 1 << balancerFeatureFEATURE_PACKET_TIMES
+	featureSources     Features = 1 << balancerFeatureFEATURE_SOURCES
 )
 
 // variablesMap is the map of the variables that are not constants.
@@ -39,6 +40,9 @@ var FeaturesOf = func(cfg *desired.Balancer) (needed Features) {
 		}
 		if cfg.Services[i].IsPrintedHLB() {
 			needed |= featurePacketTimes
+		}
+		if len(cfg.Services[i].Sources) > 0 {
+			needed |= featureSources
 		}
 	}
 	return needed
@@ -85,6 +89,9 @@ func featuresInForce(directory *ebpf.Map) (needed Features, err error) {
 	for _, entry := range (&ServiceTable{directory: mapped}).All() {
 		if entry.IsService() {
 			needed |= entry.Rule.features()
+		}
+		if entry.HasSources() {
+			needed |= featureSources
 		}
 	}
 	return needed, mapped.Close()

@@ -78,6 +78,7 @@ func declare(limits desired.Limits) datapath.Declarations {
 		{Name: balancerMapServiceLabels, Life: datapath.Kept},
 		{Name: balancerMapServiceReports, Life: datapath.Kept},
 		{Name: balancerMapSignalKeys},
+		{Name: balancerMapSourcePrefixes, Life: datapath.Kept},
 		{Name: balancerMapStarts, Life: datapath.Kept, Size: timedFlows(limits.Flows)},
 		{Name: TablesMap, Life: datapath.Kept},
 		{Name: balancerMapTurns, Life: datapath.Kept},

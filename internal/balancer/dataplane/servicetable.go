@@ -158,15 +158,59 @@ func (t *ServiceTable) place(entry ServiceEntry) int {
 	return int(spread(sum) >> (64 - serviceBits))
 }
 
-// ServiceKey returns the key of a service: its entry without number and rule.
+// ServiceKey returns the key of a service at its first VIP and port: its entry without numbers and
+// rule.
 func ServiceKey(svc *desired.Service) ServiceEntry {
+	return serviceKey(svc.VIP, svc.Port, svc.Protocol)
+}
+
+// KeysOfService returns the keys of all entries of a service: one for each VIP and port.
+func KeysOfService(svc *desired.Service) []ServiceEntry {
+	vips, ports := svc.AllVIPs(), svc.AllPorts()
+	keys := make([]ServiceEntry, 0, len(vips)*len(ports))
+	for _, vip := range vips {
+		for _, port := range ports {
+			keys = append(keys, serviceKey(vip, port, svc.Protocol))
+		}
+	}
+	return keys
+}
+
+func serviceKey(vip netip.Addr, port desired.Port, protocol desired.Protocol) ServiceEntry {
 	return ServiceEntry{
-		Vip:      in6(svc.VIP),
-		Port:     bits.ReverseBytes16(svc.Port.Number()),
-		Protocol: svc.Protocol.Number(),
+		Vip:      in6(vip),
+		Port:     bits.ReverseBytes16(port.Number()),
+		Protocol: protocol.Number(),
 		Kind:     uint8(balancerServiceEntryKindENTRY_SERVICE),
 	}
 }
+
+// The parts of the Id of a service's entry: struct service_entry in bpf/balancer/types.h.
+const (
+	vipNumberShift = 16
+	serviceMask    = desired.MaxServices - 1
+	hasSources     = 1 << 15 // ENTRY_HAS_SOURCES
+)
+
+// SetNumbers sets the number of the entry's service, and that of the entry's VIP among the VIPs of
+// the service, which is less than 65536. Both are part of the hashes of flows.
+func (e *ServiceEntry) SetNumbers(service, vip uint32) { e.Id = vip<<vipNumberShift | service }
+
+// SetSources says that only clients in the source prefixes of the service may reach it
+// (Plane.AllowSources). Call SetSources after SetNumbers.
+func (e *ServiceEntry) SetSources() { e.Id |= hasSources }
+
+// HasSources tells whether only clients in the source prefixes of the service may reach it.
+func (e *ServiceEntry) HasSources() bool { return e.IsService() && e.Id&hasSources != 0 }
+
+// FlowWord returns what stands for the service and the VIP in the hashes of flows.
+func (e *ServiceEntry) FlowWord() uint32 { return e.Id &^ hasSources }
+
+// Service returns the number of the entry's service.
+func (e *ServiceEntry) Service() uint32 { return e.Id & serviceMask }
+
+// VIPNumber returns the number of the entry's VIP among the VIPs of its service.
+func (e *ServiceEntry) VIPNumber() uint32 { return e.Id >> vipNumberShift }
 
 // VIPKey returns the key of the entry that marks an address as a VIP.
 func VIPKey(vip netip.Addr) ServiceEntry {
@@ -198,7 +242,7 @@ func (e *ServiceEntry) Matches() (netip.Addr, desired.Port, desired.Protocol) {
 }
 
 // Table returns the number of the service's candidate table in use.
-func (e *ServiceEntry) Table() uint32 { return 2*e.Id + uint32(e.Rule.Table()) }
+func (e *ServiceEntry) Table() uint32 { return 2*e.Service() + uint32(e.Rule.Table()) }
 
 // The flags of a rule (enum rule_flags in bpf/balancer/types.h).
 const (

@@ -195,11 +195,23 @@ func (v *View) services(
 	var services []*ServiceState
 	for _, entry := range v.tables.Services.All() {
 		// During a reload, an entry can have no name.
-		label, ok := labels[entry.Id]
-		if ok && entry.IsService() && wanted(label.Name) && byName[label.Name] == nil {
+		label, ok := labels[entry.Service()]
+		if !ok || !entry.IsService() || !wanted(label.Name) {
+			continue
+		}
+		if byName[label.Name] == nil {
 			byName[label.Name] = newServiceState(label, &entry)
 			services = append(services, byName[label.Name])
 		}
+		byName[label.Name].addEntry(&entry)
+	}
+	sources, err := v.tables.Sources()
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
+	}
+	for _, s := range services {
+		s.completeEntries()
+		s.Sources = sources[s.number]
 	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
 	return services, v.addServers(byName, counts)
@@ -208,14 +220,12 @@ func (v *View) services(
 // newServiceState returns a service without its servers. The label and the entry are those of the
 // same service.
 func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
-	vip, port, protocol := entry.Matches()
+	_, _, protocol := entry.Matches()
 	inference := newInferenceState(label, entry.Rule)
 	placement, selection := placementOf(entry.Rule, inference)
 	state := &ServiceState{
 		Inference:     inference,
 		Name:          label.Name,
-		VIP:           vip,
-		Port:          uint16(port),
 		Protocol:      protocol,
 		Placement:     placement,
 		Selection:     selection,
@@ -229,13 +239,37 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 		TakesFlows:    entry.Rule.Flags&dataplane.RuleTakesFlows != 0,
 		Ignored:       []Condition{},
 		Servers:       []*ServerState{},
-		number:        entry.Id,
+		number:        entry.Service(),
 		table:         entry.Table(),
 	}
 	if state.Persistence.Method().HasCookies {
 		state.BucketHash = entry.Rule.BucketHash()
 	}
 	return state
+}
+
+// addEntry adds a VIP and a port to the service, from an entry of it.
+func (s *ServiceState) addEntry(entry *dataplane.ServiceEntry) {
+	vip, port, _ := entry.Matches()
+	if !slices.Contains(s.VIPs, vip) {
+		s.VIPs = append(s.VIPs, vip)
+	}
+	if !slices.Contains(s.Ports, uint16(port)) {
+		s.Ports = append(s.Ports, uint16(port))
+	}
+}
+
+// completeEntries sorts VIPs and ports. It leaves the lists out if they have one item.
+func (s *ServiceState) completeEntries() {
+	slices.SortFunc(s.VIPs, netip.Addr.Compare)
+	slices.Sort(s.Ports)
+	s.VIP, s.Port = s.VIPs[0], s.Ports[0]
+	if len(s.VIPs) == 1 {
+		s.VIPs = nil
+	}
+	if len(s.Ports) == 1 {
+		s.Ports = nil
+	}
 }
 
 func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {

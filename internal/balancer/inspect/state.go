@@ -50,9 +50,15 @@ type FlowTable struct {
 
 // ServiceState is a service, with its state in the data path.
 type ServiceState struct {
-	Name          string                `json:"name"`
-	VIP           netip.Addr            `json:"vip"`
-	Port          uint16                `json:"port"` // 0: all ports without another service
+	Name string `json:"name"`
+	// VIP and Port are the lowest ones of a service with several. VIPs and Ports then have all of
+	// them, in ascending order.
+	VIP   netip.Addr   `json:"vip"`
+	VIPs  []netip.Addr `json:"vips,omitempty"`
+	Port  uint16       `json:"port"` // 0: all ports without another service
+	Ports []uint16     `json:"ports,omitempty"`
+	// Sources are the prefixes of the clients that may reach the service; nil: all may.
+	Sources       []netip.Prefix        `json:"sources,omitempty"`
 	Protocol      desired.Protocol      `json:"protocol"`
 	Placement     desired.Placement     `json:"placement"`
 	Selection     desired.Selection     `json:"selection,omitempty"` // only with placement hunt
