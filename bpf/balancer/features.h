@@ -16,6 +16,7 @@ enum feature {
 	FEATURE_HINTS = 20,	   /* there is a hint table, and a service uses it */
 	FEATURE_CRC = 21,	   /* a service selects buckets by BUCKET_HASH_CRC32 */
 	FEATURE_PACKET_TIMES = 22, /* a service has TIMING_PACKETS */
+	FEATURE_AFFINITY = 23,	   /* a service selects buckets by a part of the flow */
 	FEATURE_COUNT,
 };
 

@@ -48,6 +48,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
 	gone := serviceOf("gone", vipGone, 80, desired.TCP, desired.SRv6Encap, srv6Server("g", 11, 1))
+	spreadAffinities(cfg.Services)
 	cfg.Services = slices.Concat(ordering(8), cfg.Services, quicConfig(true), columnConfig(services, 0))
 	cfg.Node.Limits.Servers, cfg.Node.Limits.Hints = 256, hints
 	clock, err := dataplane.NewFlowClock()

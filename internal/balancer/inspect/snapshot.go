@@ -221,7 +221,7 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 		Selection:     selection,
 		Persistence:   entry.Rule.PersistenceName(),
 		Encapsulation: entry.Rule.EncapsulationName(),
-		Buckets:       entry.Rule.Buckets,
+		Buckets:       entry.Rule.Buckets(),
 		Candidates:    uint8(entry.Rule.Candidates()),
 		Generation:    label.Generation,
 		Sets:          uint8(entry.Rule.Generations()),
@@ -234,6 +234,9 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 	}
 	if state.Persistence.Method().HasCookies {
 		state.BucketHash = entry.Rule.BucketHash()
+	}
+	if a := entry.Rule.Affinity(vip); a.IsWanted() {
+		state.Affinity = &a
 	}
 	return state
 }
