@@ -130,7 +130,8 @@ func (n *Node) BalancerConfig() desired.Balancer {
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 			Placement: s.Placement, Persistence: s.Persistence, Selection: s.Selection,
 			Infer: s.Infer, Candidates: s.Candidates, History: s.History,
-			Generations: s.Generations, Buckets: s.Buckets, BucketHash: s.BucketHash, Health: s.Health,
+			Generations: s.Generations, Buckets: s.Buckets, BucketHash: s.BucketHash, Affinity: s.Affinity,
+			Health:    s.Health,
 			OnFailure: s.OnFailure, OnDrain: s.OnDrain, AllFailed: s.AllFailed, SlowStart: s.SlowStart,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {

@@ -89,7 +89,7 @@ type Service struct {
 	Port          desired.Port          `yaml:"port"`
 	Protocol      desired.Protocol      `yaml:"protocol"`
 	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
-	// The fields from Placement to BucketHash are the same as in a balancer's configuration, with its
+	// The fields from Placement to Affinity are the same as in a balancer's configuration, with its
 	// defaults.
 	Placement   desired.Placement   `yaml:"placement,omitempty"`
 	Persistence desired.Persistence `yaml:"persistence,omitempty"`
@@ -100,6 +100,7 @@ type Service struct {
 	History     int                 `yaml:"history,omitempty"`
 	Buckets     int                 `yaml:"buckets,omitempty"`
 	BucketHash  desired.BucketHash  `yaml:"bucket-hash,omitempty"`
+	Affinity    *desired.Affinity   `yaml:"affinity,omitempty"`
 	// Health is the same as in a balancer's configuration, with its defaults. With via: host,
 	// checks connect to the servers' addresses on the fabric, in the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`

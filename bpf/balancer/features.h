@@ -17,6 +17,7 @@ enum feature {
 	FEATURE_CRC = 21,	   /* a service selects buckets by BUCKET_HASH_CRC32 */
 	FEATURE_PACKET_TIMES = 22, /* a service has TIMING_PACKETS */
 	FEATURE_SOURCES = 23,	   /* a service has source prefixes */
+	FEATURE_AFFINITY = 24,	   /* a service selects buckets by a part of the flow */
 	FEATURE_COUNT,
 };
 

@@ -53,12 +53,25 @@ enum persistence {
 
 /* How a service's packets are handled: one word, replaced by a single store. */
 struct service_rule {
-	__u32 buckets;	    /* rows of its candidate table; 0: there is no table */
+	__u32 bucketing;    /* BUCKETING(buckets, affinity) */
 	__u8 flags;	    /* enum rule_flags */
 	__u8 row;	    /* ROW(candidates, generations, hash) */
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
 } __attribute__((aligned(8)));
+
+/*
+ * How many buckets a service has, from 0 (there is no candidate table) to 2^24, and its affinity:
+ * which part of a flow selects the bucket. With affinity 0, the whole flow does. Otherwise the VIP
+ * and a prefix of the client's address do: affinity n leaves out the last n - 1 bits of an IPv4
+ * address, or the last n - 1 digits (of four bits) of an IPv6 address. The packet's destination
+ * port and protocol select the bucket, too, unless AFFINITY_SHARED is added.
+ */
+#define BUCKETING(buckets, affinity) ((buckets) | (affinity) << AFFINITY_SHIFT)
+#define AFFINITY_SHIFT 25
+#define BUCKETS_MASK ((1U << AFFINITY_SHIFT) - 1)
+#define AFFINITY_PREFIX 0x3f
+#define AFFINITY_SHARED 0x40
 
 /* What placement and persistence know of each other and of the service's servers. */
 enum rule_flags {

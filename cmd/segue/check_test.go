@@ -236,7 +236,7 @@ services:
 		{"one allowed", []string{"-c", bad, "--strict", "--allow", "seed"}, 2, "0 warnings, 1 finding"},
 		{"both allowed", []string{"-c", bad, "--strict", "--allow", "seed,health"}, 0, "<nil>"},
 		{"warning", []string{"-c", warned, "--strict"}, 2, "1 warning, 0 findings"},
-		{"no rule", []string{"-c", bad, "--strict", "--allow", "sed"}, 1, `--allow "sed": no such rule; the rules are bgp-announce`},
+		{"no rule", []string{"-c", bad, "--strict", "--allow", "sed"}, 1, `--allow "sed": no such rule; the rules are affinity, bgp-announce`},
 		{"not allowed", []string{"-c", bad, "--allow", "seed"}, 1, "--allow: only with --strict"},
 		{"topology", []string{"-c", "../../docs/examples/lab/infer.yaml", "--strict"}, 1, "this is the topology of a lab"},
 	} {

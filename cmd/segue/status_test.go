@@ -82,6 +82,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 				{
 					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: desired.TCP,
 					Placement: desired.PlacementHunt, Selection: desired.SelectConsistent, Persistence: desired.PersistenceTable,
+					Affinity:      &desired.ClientAffinity{Prefix: 24, Shared: true},
 					Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 2, Generation: 3, Sets: 3, Digest: "00c0ffee", TakesFlows: true, Ignored: none,
 					Servers: []*inspect.ServerState{{
 						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1,

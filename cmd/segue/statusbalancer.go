@@ -70,11 +70,18 @@ func describeFlows(t *inspect.FlowTable) string {
 		t.Flows.New, t.Flows.Established, t.Flows.Silent, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
 }
 
-// describeBuckets tells how many buckets a service has, and by which hash if it is not the default.
+// describeBuckets tells how many buckets a service has, by which hash if it is not the default, and
+// by which part of a flow if there is an affinity.
 func describeBuckets(s *inspect.ServiceState) string {
 	text := wording.Count(int(s.Buckets), "bucket")
 	if s.BucketHash == desired.BucketHashCRC32 {
 		text += " by " + string(s.BucketHash)
+	}
+	if a := s.Affinity; a != nil {
+		text += fmt.Sprintf(" of clients /%d", a.Prefix)
+		if a.Shared {
+			text += " at the VIP"
+		}
 	}
 	return text
 }

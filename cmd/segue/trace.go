@@ -417,7 +417,16 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 	if p.InTurn {
 		return fmt.Sprintf("in turn: %s, unless another new flow comes first", strings.Join(p.Candidates, ", "))
 	}
-	return fmt.Sprintf("bucket %d of %d: %s", *p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
+	return describeBucket(p) + ": " + strings.Join(p.Candidates, ", ")
+}
+
+// describeBucket names the bucket, and the clients that it belongs to under affinity.
+func describeBucket(p *inspect.TracedPlacement) string {
+	text := fmt.Sprintf("bucket %d of %d", *p.Bucket, p.Buckets)
+	if p.Client != nil {
+		text += " of clients " + p.Client.String()
+	}
+	return text
 }
 
 // describeScores names the server that gets the flow, and says how it is chosen.
@@ -429,7 +438,7 @@ func describeScores(p *inspect.TracedPlacement) string {
 	choice := fmt.Sprintf(method.Choice, len(p.Scores.Servers)+p.Scores.Others)
 	text := fmt.Sprintf("%s: %s, unless %s", choice, name, method.Unless)
 	if method.InRow {
-		return fmt.Sprintf("bucket %d of %d: %s", *p.Bucket, p.Buckets, text)
+		return describeBucket(p) + ": " + text
 	}
 	return text
 }

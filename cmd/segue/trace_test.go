@@ -40,6 +40,10 @@ func TestPrintTrace(t *testing.T) {
 	for name, trace := range map[string]*inspect.Trace{
 		"new": {Opens: true, Service: service, Placement: placement, Server: server, Encapsulation: insert, NextHop: hop,
 			Reason: "forward_new"},
+		"affine": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
+			Bucket: new(uint32(4711)), Buckets: 65537, Candidates: []string{"s2", "s1"},
+			Client: new(netip.MustParsePrefix("2001:db8:1::/56")),
+		}},
 		"known": {Service: &inspect.TracedService{Name: "web"}, Server: server, Encapsulation: insert, NextHop: hop,
 			Known: &inspect.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
 		"known-silent": {Service: service, Encapsulation: insert, NextHop: hop,

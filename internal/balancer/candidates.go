@@ -246,7 +246,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*ruleChange, 
 	if p.rows, err = s.built.build(p.input); err != nil {
 		return nil, err
 	}
-	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
+	fits := p.rows.Buckets == svc.rule.Buckets() && p.rows.Row() == svc.rule.Row
 	// Holds compares only the words of the rows, not their shape, which is in the rule.
 	if !fits || !s.plane.Holds(p.number(), p.rows) { // the other table is to be written
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
@@ -261,9 +261,11 @@ func (s *services) place(p *ruleChange) error {
 	svc := p.svc
 	rule := dataplane.RuleOf(svc.Service)
 	// The number of the table is also its flag. The other flags follow.
-	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, p.table
+	rule.SetBuckets(svc.rule.Buckets())
+	rule.Row, rule.Flags = svc.rule.Row, p.table
 	if p.rows != nil {
-		rule.Buckets, rule.Row = p.rows.Buckets, p.rows.Row()
+		rule.SetBuckets(p.rows.Buckets)
+		rule.Row = p.rows.Row()
 		if !p.input.columns {
 			if err := s.plane.RemoveColumns(p.number()); err != nil {
 				return err
@@ -403,7 +405,7 @@ func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 // hasFormerFlows tells whether the flow tables may have flows of a service that has no flow table,
 // or is about to have none. The service's rule is still the one before the change.
 func (svc *service) hasFormerFlows() bool {
-	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasFlowTable
+	had := svc.rule.Buckets() > 0 && svc.rule.PersistenceName().Method().HasFlowTable
 	return had || svc.rule.HasFormerFlows()
 }
 

@@ -46,6 +46,7 @@ func TestNeededFeaturesSuffice(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]*desired.Balancer{
 		"hash":                  hashing(2),
+		"hash, affinity":        affine(byClient(desired.ScopeService, true), hashing(2)),
 		"hash, stateless":       stateless(desired.PlacementHash, 2),
 		"hash, multilinear":     multilinear(stateless(desired.PlacementHash, 2)),
 		"hunt, multilinear":     multilinear(stateless(desired.PlacementHunt, 4)),

@@ -603,7 +603,7 @@ func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	svc := f.service(service)
 	table, err := serversets.SetOf(svc).Table()
 	f.must(err)
-	row := table.Row(flow.Bucket(svc.BucketHash, &f.identity.BucketKeys, svc.Buckets))
+	row := table.Row(flow.BucketOf(svc, &f.identity.BucketKeys, svc.Buckets))
 	return table.Servers[row[0]].Name
 }
 

@@ -29,6 +29,7 @@ type columnService struct {
 	former      desired.Placement // before it had this persistence; empty: it always had
 	few         bool              // it has fewer servers than candidates
 	crc         bool              // its bucket hash is crc-32
+	affinity    *desired.Affinity
 }
 
 // cookieServices have persistence stateless.
@@ -36,9 +37,9 @@ var cookieServices = []columnService{
 	{name: "cookies-1", flow: flowTo(vip6, 91, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Encap, candidates: 1},
 	{name: "cookies-2", flow: flowTo(vip4, 92, desired.TCP), placement: desired.PlacementHash,
-		kind: desired.SRv6Encap, candidates: 2},
+		kind: desired.SRv6Encap, candidates: 2, affinity: byClient(desired.ScopeVIP, true)},
 	{name: "cookies-3", flow: flowTo(vip6, 93, desired.TCP), placement: desired.PlacementHunt,
-		kind: desired.SRv6Insert, candidates: 3},
+		kind: desired.SRv6Insert, candidates: 3, affinity: byClient(desired.ScopeService, false)},
 	{name: "cookies-4", flow: flowTo(vip4, 94, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Encap, candidates: 4, crc: true},
 	{name: "cookies-8", flow: flowTo(vip6, 95, desired.TCP), placement: desired.PlacementHash,
@@ -46,7 +47,8 @@ var cookieServices = []columnService{
 	{name: "former-hunt", flow: flowTo(vip6, 96, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Insert, candidates: 2, former: desired.PlacementHunt},
 	{name: "former-hash", flow: flowTo(vip4, 97, desired.TCP), placement: desired.PlacementHash,
-		kind: desired.SRv6Encap, candidates: 3, former: desired.PlacementHash},
+		kind: desired.SRv6Encap, candidates: 3, former: desired.PlacementHash,
+		affinity: byClient(desired.ScopeService, true)},
 	{name: "former-other", flow: flowTo(vip6, 98, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Encap, candidates: 3, former: desired.PlacementHash, few: true},
 }
@@ -64,10 +66,11 @@ var hintServices = []columnService{
 		persistence: desired.PersistenceHint},
 	{name: "hint-few", flow: flowTo(vip4, 104, desired.TCP),
 		placement: desired.PlacementHunt, kind: desired.SRv6Encap, candidates: 4,
-		persistence: desired.PersistenceHint, few: true},
+		persistence: desired.PersistenceHint, few: true, affinity: byClient(desired.ScopeVIP, false)},
 	{name: "hint-reports", flow: flowTo(vip6, 105, desired.TCP),
 		placement: desired.PlacementHunt, kind: desired.SRv6Encap, candidates: 8,
-		persistence: desired.PersistenceHint, selection: desired.SelectReports},
+		persistence: desired.PersistenceHint, selection: desired.SelectReports,
+		affinity: byClient(desired.ScopeService, true)},
 	{name: "hint-after-hunt", flow: flowTo(vip6, 106, desired.TCP),
 		placement: desired.PlacementHunt, kind: desired.SRv6Insert, candidates: 2,
 		persistence: desired.PersistenceHint, former: desired.PlacementHunt},
@@ -106,7 +109,7 @@ func (c columnService) service(step int) desired.Service {
 	}
 	vip := c.flow.Destination
 	svc := serviceOf(c.name, vip.Addr(), desired.Port(vip.Port()), desired.TCP, c.kind, servers...)
-	svc.Placement, svc.Candidates = c.placement, c.candidates
+	svc.Placement, svc.Candidates, svc.Affinity = c.placement, c.candidates, c.affinity
 	if step == 0 && c.former != "" {
 		svc.Placement = c.former
 	} else {

@@ -48,6 +48,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
 	gone := serviceOf("gone", vipGone, 80, desired.TCP, desired.SRv6Encap, srv6Server("g", 11, 1))
+	spreadAffinities(cfg.Services)
 	cfg.Services = slices.Concat(ordering(8), cfg.Services, quicConfig(true), columnConfig(services, 0))
 	cfg.Node.Limits.Servers, cfg.Node.Limits.Hints = 256, hints
 	clock, err := dataplane.NewFlowClock()
@@ -203,6 +204,7 @@ func TestMutants(t *testing.T) {
 			case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit", "drop_fragment_room":
 				// in TestTableFollowsReference, TestNoHeadroom, TestAnswerRate and TestHoldBudgets
 				continue
+			case "drop_stranger", "drop_underlay": // in TestUnderlay
 			case "drop_outside", "drop_tag": // in TestMutantsOfStrangers
 				continue
 			}

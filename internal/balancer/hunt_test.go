@@ -49,7 +49,7 @@ func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 	svc := f.service(service)
 	table, err := serversets.SetOf(svc).Table()
 	f.must(err)
-	for _, i := range table.Row(flow.Bucket(svc.BucketHash, &f.identity.BucketKeys, svc.Buckets)) {
+	for _, i := range table.Row(flow.BucketOf(svc, &f.identity.BucketKeys, svc.Buckets)) {
 		names = append(names, table.Servers[i].Name)
 	}
 	return names

@@ -39,6 +39,8 @@ var withoutSwitch = map[string]string{
 	"TestNeededFeaturesSuffice/hash,_multilinear":     noProducts,
 	"TestNeededFeaturesSuffice/hunt,_multilinear":     noProducts,
 	"TestForgottenFlowWithSignatureZero":              noFlows,
+	"TestAffinityFollowsReference/hash,_stateless":    noProducts,
+	"TestAffinityFollowsReference/hunt,_stateless":    noProducts,
 }
 
 const (

@@ -96,7 +96,7 @@ func (b *Balancer) offloaded() (services []*service, passed []p4switch.PassedSer
 // table knows the servers.
 func (svc *service) whyNotNow() string {
 	switch {
-	case svc.rule.Buckets == 0:
+	case svc.rule.Buckets() == 0:
 		return "no servers"
 	case svc.rule.HasFormerFlows():
 		return "flows of its former persistence have not ended"
@@ -116,7 +116,7 @@ func (b *Balancer) hashOfContent() uint64 {
 	add(wordOfMAC(b.own[0].MAC))
 	services, passed := b.offloaded()
 	for _, svc := range services {
-		add(uint64(svc.id), uint64(svc.rule.Buckets), uint64(svc.rule.Row), uint64(svc.rule.Methods),
+		add(uint64(svc.id), uint64(svc.rule.Buckets()), uint64(svc.rule.Row), uint64(svc.rule.Methods),
 			uint64(svc.rule.Encapsulation), svc.label.Generation, uint64(svc.label.Digest), uint64(svc.Port))
 		words = append(words, svc.VIP.AsSlice()...)
 		for _, m := range svc.members {

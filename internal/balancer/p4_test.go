@@ -23,7 +23,7 @@ import (
 func crcServices() (services []columnService) {
 	for _, c := range cookieServices {
 		if c.former == "" {
-			c.crc = true
+			c.crc, c.affinity = true, nil // with affinity, the hash is another one
 			services = append(services, c)
 		}
 	}

@@ -463,7 +463,7 @@ func TestEveryReasonHasACase(t *testing.T) {
 	provoked := map[string]bool{ // reasons that other tests reach
 		"none": true, "drop_no_headroom": true, "drop_rate_limit": true, "drop_outside": true, "drop_tag": true,
 		"take_probe": true, "copy_icmp": true, "drop_group_source": true, "drop_removed_vip": true,
-		"drop_fragment_room": true,
+		"drop_fragment_room": true, "drop_stranger": true, "drop_underlay": true,
 	}
 	for _, v := range visits {
 		provoked[v.reason] = true

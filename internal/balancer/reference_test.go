@@ -5,6 +5,7 @@ package balancer
 import (
 	"encoding/binary"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
 )
@@ -421,6 +423,7 @@ func (r *reference) tablesOf(svc *desired.Service) []*tables.Table {
 	}
 	for i, set := range r.generations[svc.Name].Sets {
 		fits := set.Buckets == svc.Buckets && !svc.Placement.Method().TakesTurns() &&
+			reflect.DeepEqual(set.Affinity, serversets.SetOf(svc).Affinity) &&
 			(set.Candidates == svc.Candidates || !svc.FindsByColumn())
 		if i == 0 || fits || set.Placement.Method().TakesTurns() {
 			table, err := set.Table()
@@ -498,7 +501,7 @@ func (r *reference) past(svc *desired.Service, bucket, place int) (names []strin
 }
 
 func (r *reference) bucket(flow dataplane.Flow, svc *desired.Service) int {
-	return flow.Bucket(svc.BucketHash, &r.identity.BucketKeys, r.rows(svc))
+	return flow.BucketOf(svc, &r.identity.BucketKeys, r.rows(svc))
 }
 
 // taking lists as many servers that get new flows as the flow's row has servers, but at most the

@@ -114,7 +114,7 @@ func (svc *service) slots() []uint32 {
 // isStateless tells whether the service's rule in force has persistence stateless. A new service
 // has no rule yet.
 func (svc *service) isStateless() bool {
-	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
+	return svc.rule.Buckets() > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
 
 // takesPlainPath tells whether packets of the service take the plain path of the program

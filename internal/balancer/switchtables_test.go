@@ -107,7 +107,7 @@ func tablesOfKernel(f *fixture) switchTables {
 		k.table, err = reader.Candidates(entry.Table())
 		f.must(err)
 		k.addService(s)
-		for bucket := range entry.Rule.Buckets {
+		for bucket := range entry.Rule.Buckets() {
 			k.addRow(s, bucket)
 		}
 		for _, slot := range k.slots {
@@ -119,7 +119,7 @@ func tablesOfKernel(f *fixture) switchTables {
 
 // shift returns the number of bits of the CRC behind those of the bucket.
 func (k *kernelRows) shift() (bits uint32) {
-	for bits = 32; 1<<(32-bits) < k.Rule.Buckets; bits-- {
+	for bits = 32; 1<<(32-bits) < k.Rule.Buckets(); bits-- {
 	}
 	return bits
 }

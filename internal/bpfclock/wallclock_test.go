@@ -25,7 +25,7 @@ var shown = map[string]string{
 	"cmd/segue/statuswatch.go":   "the time of a status, for humans",
 	"cmd/segue/store.go":         "since when the balancer waits for its store, for alerts",
 	"internal/daemon/metrics.go": "the time of the last reload, for humans and alerts",
-	"internal/bgp/announcer.go":  "since when the balancer is drained, for the status",
+	"internal/announce/drain.go": "since when the balancer is drained, for the status",
 	"internal/bgp/speaker.go":    "the age of a route, which the library shows",
 	"internal/events/events.go":  "the first ID of a stream; IDs of a clock that was ahead count as 0",
 	"internal/health/check.go":   "a deadline in the past, to end a check",

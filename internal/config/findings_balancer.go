@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 var balancerRules = []rule[desired.Balancer]{
@@ -44,6 +45,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"generations", eachService((*inspection).fewGenerations)},
 	{"buckets", eachService((*inspection).fewBuckets)},
 	{"bucket-hash", (*inspection).chosenBuckets},
+	{"affinity", (*inspection).unequalSharers},
 	{"switch", (*inspection).notOnSwitch},
 	{"candidates", eachService((*inspection).fewCandidates)},
 	{"several-balancers", (*inspection).unrecoverableFlows},
@@ -351,6 +353,28 @@ func (i *inspection) chosenBuckets(b *desired.Balancer) {
 		if s.BucketHash == desired.BucketHashCRC32 && !isOnSwitch {
 			i.findf(fieldpath.Child(fieldpath.Item("services", n), "bucket-hash"), "%s has no key: clients can choose "+
 				"ports that lead to one row of servers; use it only if a switch balances the service, too", s.BucketHash)
+		}
+	}
+}
+
+// unequalSharers finds services that share the affinity of their VIP, and have other candidate tables
+// than the first such service of the VIP. Then a client can get another server there.
+func (i *inspection) unequalSharers(b *desired.Balancer) {
+	first := map[netip.Addr]int{}
+	for n := range b.Services {
+		s := &b.Services[n]
+		if !s.ClientAffinity().IsWanted() || s.Affinity.Scope != desired.ScopeVIP {
+			continue
+		}
+		other, ok := first[s.VIP]
+		if !ok {
+			first[s.VIP] = n
+			continue
+		}
+		if !serversets.SetOf(s).GivesSameServers(serversets.SetOf(&b.Services[other])) {
+			i.findf(fieldpath.Child(fieldpath.Item("services", n), "affinity.scope"), "%s: the names or weights of "+
+				"servers, the placement, the buckets, the bucket hash or the prefix differ from those of %s, so a client "+
+				"can get different servers; make them equal", s.Affinity.Scope, fieldpath.Item("services", other))
 		}
 	}
 }

@@ -208,6 +208,19 @@ func TestFindings(t *testing.T) {
 				"switch", "node.switch", "all packets of web (bucket-hash multilinear), old (persistence table) to this host"},
 			{"CRC", "persistence: stateless", "persistence: stateless, bucket-hash: crc-32", "bucket-hash", first + ".bucket-hash", "only if a switch"},
 		}, InspectBalancer)...)
+	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, tcp+" persistence: stateless, affinity: {},", 1),
+		[]findingCase{
+			{"affinity at a switch", "seed: 7", "seed: 7\n  switch: {address: 'localhost:9559', network-port: 1, host-port: 2}",
+				"switch", "node.switch", "all packets of web (affinity by client), old (persistence table) to this host"},
+		}, InspectBalancer)...)
+	sharing := strings.NewReplacer(
+		`vip: "2001:db8:80::1", port: 80`, "vip: 192.0.2.80, port: 81, affinity: {scope: service}",
+		"vip: 192.0.2.80,", "vip: 192.0.2.80, affinity: {scope: vip},",
+	).Replace(strictBalancer)
+	rules = append(rules, checkFindings(t, sharing, []findingCase{
+		{name: "one shares"},
+		{"other servers", "scope: service", "scope: vip", "affinity", two + ".affinity.scope", "differ from those of services[0]"},
+	}, InspectBalancer)...)
 	speaking := strings.Replace(strictBalancer, "services:", `bgp:
   asn: 64600
   router-id: 192.0.2.11

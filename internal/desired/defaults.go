@@ -153,6 +153,7 @@ func (given Given) defaultService(s *Service, path string) {
 		buckets = 1 << 16 // MaxColumns has room for eight candidates of so many buckets
 	}
 	setDefault(given, fieldpath.Child(path, "buckets"), &s.Buckets, buckets)
+	given.defaultAffinity(s.Affinity, fieldpath.Child(path, "affinity"))
 	given.defaultTimeouts(&s.Timeouts, fieldpath.Child(path, "timeouts"), s)
 	if s.Health != nil {
 		given.defaultHealth(s.Health, fieldpath.Child(path, "health"), s.Port)

@@ -221,6 +221,7 @@ func (r *rules) checkService(path string, s *Service) {
 		r.failf(at, "%d must exceed the number of servers, %d", s.Buckets, len(s.Servers))
 	}
 	r.checkBucketHash(fieldpath.Child(path, "bucket-hash"), s)
+	r.checkAffinity(fieldpath.Child(path, "affinity"), s)
 	at = fieldpath.Child(path, "timeouts")
 	checkRange(r, fieldpath.Child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
 	checkRange(r, fieldpath.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)

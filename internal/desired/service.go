@@ -192,7 +192,9 @@ type Service struct {
 	// BucketHash is for persistence stateless only. Default multilinear. For crc-32, Buckets is a
 	// power of two.
 	BucketHash BucketHash `yaml:"bucket-hash,omitempty"`
-	Timeouts   Timeouts   `yaml:"timeouts"`
+	// Affinity makes the connections of a client have the same row; nil: each connection has its own.
+	Affinity *Affinity `yaml:"affinity,omitempty"`
+	Timeouts Timeouts  `yaml:"timeouts"`
 	// Health excludes servers that fail their checks from placement; nil: no checks.
 	Health *Health `yaml:"health"`
 	// OnFailure is what becomes of the flows of a server that fails. Default move-udp.
@@ -316,6 +318,8 @@ func (s *Service) whyNotOnSwitch() string {
 		return "sources"
 	case !isStateless && s.Persistence != PersistenceQUIC:
 		return "persistence " + string(s.Persistence)
+	case isStateless && s.ClientAffinity().IsWanted():
+		return "affinity by " + string(s.Affinity.By)
 	case isStateless && s.BucketHash != BucketHashCRC32:
 		return "bucket-hash " + string(s.BucketHash)
 	case isStateless && s.Placement.Infers():

@@ -26,7 +26,9 @@ type Set struct {
 	Candidates int               `json:"candidates"`
 	// BucketHash is empty for the default hash, as in the sets of earlier builds.
 	BucketHash desired.BucketHash `json:"bucket_hash,omitempty"`
-	Servers    []Server           `json:"servers"` // by name
+	// Affinity is nil if the whole flow selects its bucket, as in the sets of earlier builds.
+	Affinity *desired.ClientAffinity `json:"affinity,omitempty"`
+	Servers  []Server                `json:"servers"` // by name
 }
 
 // Server is a server of a set, with its weight, which is more than 0.
@@ -57,6 +59,9 @@ func SetOf(service *desired.Service) Set {
 	}
 	if service.BucketHash != desired.BucketHashMultilinear {
 		s.BucketHash = service.BucketHash
+	}
+	if a := service.ClientAffinity(); a.IsWanted() {
+		s.Affinity = &a
 	}
 	for _, server := range service.Servers {
 		if *server.Weight > 0 {
@@ -128,7 +133,7 @@ func (g Generations) Check(services []desired.Service) error {
 		}
 		if !reflect.DeepEqual(now.Sets[0], SetOf(s)) {
 			return fmt.Errorf("generation %d of service %s has another set of servers, another number of "+
-				"buckets or candidates, or another bucket hash than the service", now.Number, s.Name)
+				"buckets or candidates, another bucket hash, or another affinity than the service", now.Number, s.Name)
 		}
 	}
 	return nil
@@ -153,14 +158,28 @@ func (s Set) Table() (*tables.Table, error) {
 }
 
 // CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
-// the same bucket in the tables of both, so they must have the same number of rows and the same
-// hash. Under round-robin, flows have no bucket of their own: any row of a former set is as good as
+// the same bucket in the tables of both, so they must have the same number of rows, the same hash
+// and the same affinity. Under round-robin, flows have no bucket of their own: any row of a former set is as good as
 // any other.
 func (s Set) CanHold(former Set) bool {
 	if former.Placement.Method().TakesTurns() {
 		return true
 	}
-	return !s.Placement.Method().TakesTurns() && s.Buckets == former.Buckets && s.BucketHash == former.BucketHash
+	return !s.Placement.Method().TakesTurns() && s.Buckets == former.Buckets &&
+		s.BucketHash == former.BucketHash && s.affinity() == former.affinity()
+}
+
+// GivesSameServers tells whether a hash selects the same servers in the candidate tables of both
+// sets, as far as both have as many candidates.
+func (s Set) GivesSameServers(other Set) bool {
+	return s.Placement == other.Placement && s.CanHold(other) && slices.Equal(s.Servers, other.Servers)
+}
+
+func (s Set) affinity() desired.ClientAffinity {
+	if s.Affinity == nil {
+		return desired.ClientAffinity{}
+	}
+	return *s.Affinity
 }
 
 // Validate returns an error that names the first value that no configuration can have.
@@ -183,6 +202,9 @@ func (s Set) validate() error {
 	}
 	if s.BucketHash != "" && s.BucketHash != desired.BucketHashCRC32 {
 		return fmt.Errorf("bucket hash %q: not known", s.BucketHash)
+	}
+	if a := s.Affinity; a != nil && (a.Prefix < 1 || a.Prefix > 128) {
+		return fmt.Errorf("affinity by %d bits: out of range 1 to 128", a.Prefix)
 	}
 	if s.Candidates < 1 || s.Candidates > tables.MaxCandidates {
 		return fmt.Errorf("%d candidates: out of range 1 to %d", s.Candidates, tables.MaxCandidates)

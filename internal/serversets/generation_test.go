@@ -193,8 +193,35 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
+// TestGivesSameServers checks when a client gets the same server of two services that share their
+// affinity.
+func TestGivesSameServers(t *testing.T) {
+	of := func(buckets, prefix int, servers ...Server) Set {
+		return Set{
+			Placement: desired.PlacementHash, Buckets: buckets, Servers: servers,
+			Affinity: &desired.ClientAffinity{Prefix: prefix, Shared: true},
+		}
+	}
+	one := of(251, 24, Server{"s1", 1}, Server{"s2", 1})
+	for _, c := range []struct {
+		other Set
+		want  bool
+	}{
+		{of(251, 24, Server{"s1", 1}, Server{"s2", 1}), true},
+		{of(251, 24, Server{"s1", 1}), false},
+		{of(251, 24, Server{"s1", 1}, Server{"s2", 2}), false},
+		{of(257, 24, Server{"s1", 1}, Server{"s2", 1}), false},
+		{of(251, 32, Server{"s1", 1}, Server{"s2", 1}), false},
+	} {
+		if got := one.GivesSameServers(c.other); got != c.want {
+			t.Errorf("%+v: %t, want %t", c.other, got, c.want)
+		}
+	}
+}
+
 // TestCanHold checks which former sets fit the table of a present set: those with the same number
-// of buckets and the same bucket hash, and all of round-robin, any of whose rows is as good as another.
+// of buckets, the same bucket hash and the same affinity, and all of round-robin, any of whose rows
+// is as good as another.
 func TestCanHold(t *testing.T) {
 	set := func(placement desired.Placement, buckets int) Set {
 		return Set{Placement: placement, Buckets: buckets}
@@ -207,6 +234,7 @@ func TestCanHold(t *testing.T) {
 		{set(hash, 251), set(hunt, 251), true},
 		{set(hash, 251), set(hunt, 256), false},
 		{set(hash, 256), Set{Placement: hash, Buckets: 256, BucketHash: desired.BucketHashCRC32}, false},
+		{set(hash, 251), Set{Placement: hash, Buckets: 251, Affinity: &desired.ClientAffinity{Prefix: 24}}, false},
 		{set(hunt, 251), set(turns, 256), true},
 		{set(turns, 251), set(turns, 256), true},
 		{set(turns, 251), set(hash, 251), false},

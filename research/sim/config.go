@@ -23,6 +23,8 @@ import (
 type Config struct {
 	Servers   []Server
 	Balancers []Share
+	// Affinity makes the flows of a client have the same row; nil: each flow has its own.
+	Affinity  *Affinity
 	FlowTable FlowTable
 	Network   Network
 	Arrivals  Arrivals
@@ -248,6 +250,7 @@ func (c *Config) Validate() error {
 	var p problems
 	c.checkServers(&p)
 	c.checkBalancers(&p)
+	c.checkAffinity(&p)
 	c.checkJobs(&p)
 	p.require(c.Placement != nil, "no placement")
 	p.require(c.Arrivals != nil, "no arrivals")

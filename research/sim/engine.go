@@ -42,6 +42,8 @@ type engine struct {
 	idleTransits []int32 // indexes in transits that are not in use
 	free         int32   // the first free flow
 
+	clients *clients // nil without affinity
+
 	queue    eventQueue
 	services *Tournament // for each slot, the time at which its next flow leaves
 	slots    []slot

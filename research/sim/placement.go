@@ -8,7 +8,8 @@ const MaxChain = 8
 // Flow is a connection as its balancer sees it. A placement may read it only during the call,
 // because the memory is reused.
 type Flow struct {
-	// Key is the hash of the 5-tuple: 64 random bits, the same for all placements.
+	// Key is the hash of the 5-tuple: 64 random bits, the same for all placements. Balancer.RowKey
+	// selects rows of tables.
 	Key uint64
 	// Number is the number of the flow in the order of arrival, from 0.
 	Number uint64

@@ -27,6 +27,7 @@ const (
 	streamAgent
 	streamProbe
 	streamFlood
+	streamClients
 )
 
 // newRand returns the stream of a seed for a purpose. which is the number of the user, if the

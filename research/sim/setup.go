@@ -21,6 +21,7 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 		keys:       newRand(seed, streamFlows, 0),
 		probeDraws: newRand(seed, streamProbe, 0),
 		floodDraws: newRand(seed, streamFlood, 0),
+		clients:    newClients(c.Affinity, seed),
 		meter:      newMeter(c),
 		arriving:   true,
 		until:      never,

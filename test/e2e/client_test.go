@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -79,6 +80,11 @@ func (c *client) fromNewAddress(s lab.Service) *client {
 	count, _ := visitsOf.LoadOrStore(c.lab, new(atomic.Uint32))
 	addresses := lab.ClientAddresses(s.VIP, 254)
 	from := addresses[int(count.(*atomic.Uint32).Add(1))%len(addresses)]
+	return c.from(from, s)
+}
+
+// from returns a client of a service with an address.
+func (c *client) from(from netip.Addr, s lab.Service) *client {
 	return clientThatDials(c.lab, func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return c.lab.Node("client").DialTCP(ctx, from, s.Address())
 	})

@@ -86,7 +86,7 @@ __noinline int leave_for_copies(struct xdp_md *ctx, const struct packet *pkt,
 {
 	struct ethhdr *ethernet;
 
-	if (!pkt || !service || !service->rule.buckets)
+	if (!pkt || !service || !buckets_of(service))
 		return LB_DROP_NO_SERVER;
 	if (pkt->hop_limit <= 1)
 		return LB_DROP_HOP_LIMIT;

@@ -123,7 +123,7 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 		return;
 	}
 	note_random();
-	bucket = share_of(bpf_get_prandom_u32(), service->rule.buckets);
+	bucket = share_of(bpf_get_prandom_u32(), buckets_of(service));
 	list_taking(service, bucket, segments);
 	segments->columns = ALL_NO_COLUMN; /* the candidates are not of the flow's own row */
 }

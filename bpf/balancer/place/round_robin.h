@@ -36,7 +36,7 @@ static long take_turn(__u32 tried, struct turn_search *search)
 {
 	const struct service *service = search->service;
 	__u64 turn = dry_run ? *search->given + tried : __sync_fetch_and_add(search->given, 1);
-	__u32 number = candidate_of(service, turn % service->rule.buckets, 0);
+	__u32 number = candidate_of(service, turn % buckets_of(service), 0);
 
 	if (!is_taking(service, number))
 		return 0;

@@ -13,13 +13,10 @@
 
 #include "net/crc.h"
 #include "net/hash.h"
+#include "balancer/tables/affinity.h"
 #include "balancer/tables/maps.h"
 #include "balancer/segments.h"
 #include "balancer/tables/services.h"
-
-/* The keys of hash_of. All balancers that share a seed have the same. User space sets them at
- * load. */
-const volatile __u64 bucket_keys[TUPLE_WORDS + 1];
 
 static __always_inline __u32 candidates_of(const struct service *service)
 {
@@ -52,12 +49,14 @@ static __always_inline __u32 share_of(__u32 hash, __u32 count)
 }
 
 /* The bucket of a flow. A service that uses the CRC has a power of two of buckets, so the highest
- * bits of the CRC are the bucket: switches need no product. */
+ * bits of the CRC are the bucket: switches need no product. It has no affinity. */
 static __always_inline __u32 bucket_of(const struct flow_key *flow, const struct service *service)
 {
+	if (affinity_of(service))
+		return share_of(affine_hash(flow, affinity_of(service)), buckets_of(service));
 	if (has_features(FEATURE_BIT(FEATURE_CRC)) && bucket_hash_of(service) == BUCKET_HASH_CRC32)
-		return share_of(crc_of(flow), service->rule.buckets);
-	return share_of(hash_of(flow), service->rule.buckets);
+		return share_of(crc_of(flow), buckets_of(service));
+	return share_of(hash_of(flow), buckets_of(service));
 }
 
 /* The number of a service's candidate table in force, and of its column table. */
@@ -193,7 +192,7 @@ __noinline int list_row(const struct service *service, __u32 generations, __u32 
 	__u32 first, length, table_key;
 	bool has_others = false;
 
-	if (!service || !segments || !service->rule.buckets)
+	if (!service || !segments || !buckets_of(service))
 		return false;
 	table_key = table_number(service);
 	from.table = bpf_map_lookup_elem(&tables, &table_key);
@@ -298,7 +297,7 @@ static __always_inline void move_on(const struct service *service, struct search
 		return;
 	search->place = 0;
 	search->row++;
-	if (++search->bucket >= service->rule.buckets)
+	if (++search->bucket >= buckets_of(service))
 		search->bucket = 0;
 }
 

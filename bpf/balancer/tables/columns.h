@@ -60,7 +60,7 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 	__u32 first, length, table_key;
 	void *table;
 
-	if (!service || !segments || !service->rule.buckets)
+	if (!service || !segments || !buckets_of(service))
 		return 0;
 	table_key = table_number(service);
 	table = bpf_map_lookup_elem(&tables, &table_key);
@@ -90,7 +90,7 @@ __noinline int server_with_mark(const struct service *service, __u32 bucket, __u
 	int found = -1;
 	void *table;
 
-	if (!service || !service->rule.buckets)
+	if (!service || !buckets_of(service))
 		return -1;
 	table_key = table_number(service);
 	table = bpf_map_lookup_elem(&tables, &table_key);
@@ -122,7 +122,7 @@ __noinline int column_with(const struct service *service, __u32 bucket, __u32 se
 	__u32 first, column = 0, table_key;
 	void *table;
 
-	if (!service || !service->rule.buckets)
+	if (!service || !buckets_of(service))
 		return -1;
 	table_key = table_number(service);
 	table = bpf_map_lookup_elem(&tables, &table_key);

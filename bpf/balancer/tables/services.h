@@ -32,6 +32,20 @@ struct service {
 	__u32 vip_id;
 };
 
+/* How many rows the service's candidate table has: one for each bucket. 0: there is no table. */
+static __always_inline __u32 buckets_of(const struct service *service)
+{
+	return service->rule.bucketing & BUCKETS_MASK;
+}
+
+/* Which part of a flow selects its bucket: the affinity of BUCKETING. */
+static __always_inline __u32 affinity_of(const struct service *service)
+{
+	if (!has_features(FEATURE_BIT(FEATURE_AFFINITY)))
+		return 0;
+	return service->rule.bucketing >> AFFINITY_SHIFT;
+}
+
 static __always_inline enum placement placement_of(const struct service *service)
 {
 	return service->rule.methods & 0xf;

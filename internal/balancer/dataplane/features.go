@@ -25,6 +25,7 @@ const (
 	featureCRC         Features = 1 << balancerFeatureFEATURE_CRC
 	featurePacketTimes Features = 1 << balancerFeatureFEATURE_PACKET_TIMES
 	featureSources     Features = 1 << balancerFeatureFEATURE_SOURCES
+	featureAffinity    Features = 1 << balancerFeatureFEATURE_AFFINITY
 )
 
 // variablesMap is the map of the variables that are not constants.
@@ -57,6 +58,9 @@ func (r ServiceRule) features() Features {
 	}
 	if r.BucketHash() == desired.BucketHashCRC32 {
 		needed |= featureCRC
+	}
+	if r.affinity() != 0 {
+		needed |= featureAffinity
 	}
 	// The flags tell which flows of an earlier method the service may still have.
 	if r.HasHalfOpen() {

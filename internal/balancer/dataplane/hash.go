@@ -47,7 +47,11 @@ func (f Flow) words() (words [10]uint32) {
 // Hash returns the hash of the flow that is the same on all balancers with the same keys: hash_of in
 // bpf/balancer/tables/candidates.h.
 func (f Flow) Hash(keys *TupleKeys) uint32 {
-	words := f.words()
+	return hashOf(f.words(), keys)
+}
+
+// hashOf is Hash for a flow, or a part of one, in the layout of struct flow_key.
+func hashOf(words [10]uint32, keys *TupleKeys) uint32 {
 	return mix(uint32(multilinear(words[:], keys[:10], keys[10]) >> 32))
 }
 
@@ -58,7 +62,37 @@ func (f Flow) Bucket(by desired.BucketHash, keys *TupleKeys, buckets int) int {
 	if by == desired.BucketHashCRC32 {
 		hash = f.crc()
 	}
-	return int(uint64(hash) * uint64(buckets) >> 32)
+	return shareOf(hash, buckets)
+}
+
+// shareOf maps a hash onto the buckets: share_of in bpf/balancer/tables/candidates.h.
+func shareOf(hash uint32, buckets int) int { return int(uint64(hash) * uint64(buckets) >> 32) }
+
+// BucketOf returns the bucket of the flow in a service, whose table has the given number of rows.
+// Bucket is the same for a service without affinity.
+func (f Flow) BucketOf(svc *desired.Service, keys *TupleKeys, buckets int) int {
+	if a := svc.ClientAffinity(); a.IsWanted() {
+		return shareOf(hashOf(f.selectingPart(a), keys), buckets)
+	}
+	return f.Bucket(svc.BucketHash, keys, buckets)
+}
+
+// selectingPart returns the part of the flow that selects its bucket under affinity, in the layout of
+// struct flow_key, and zeros: see affine_hash in bpf/balancer/tables/affinity.h.
+func (f Flow) selectingPart(a desired.ClientAffinity) [10]uint32 {
+	client := a.ClientOf(f.Source.Addr().Unmap()).Addr()
+	part := Flow{
+		Source:      netip.AddrPortFrom(client, 0),
+		Destination: netip.AddrPortFrom(f.Destination.Addr(), 0),
+	}
+	if !a.Shared {
+		part.Destination, part.Protocol = f.Destination, f.Protocol
+	}
+	words := part.words()
+	if a.Shared {
+		words[9] = 0 // no protocol
+	}
+	return words
 }
 
 // crc returns the CRC-32 of the flow's addresses and ports in network order: crc_of in

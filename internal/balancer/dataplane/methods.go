@@ -71,7 +71,7 @@ var encapsulations = map[desired.Encapsulation]balancerEncapsulation{
 }
 
 // RuleOf returns the part of a service's rule that its configuration determines: placement,
-// persistence and encapsulation. Buckets, row and flags are 0.
+// persistence, affinity and encapsulation. Buckets, row and flags are 0.
 func RuleOf(svc *desired.Service) ServiceRule {
 	placement := placements[placementName{svc.Placement, svc.Selection}]
 	if svc.Placement.Infers() && svc.Infer != nil {
@@ -79,6 +79,7 @@ func RuleOf(svc *desired.Service) ServiceRule {
 	}
 	persistence := persistences[svc.Persistence]
 	return ServiceRule{
+		Bucketing:     affinityBits(svc),
 		Methods:       uint8(placement) | uint8(persistence)<<4, // METHODS in bpf/balancer/types.h
 		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
 	}

@@ -220,7 +220,7 @@ func (v *View) services(
 // newServiceState returns a service without its servers. The label and the entry are those of the
 // same service.
 func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
-	_, _, protocol := entry.Matches()
+	vip, _, protocol := entry.Matches()
 	inference := newInferenceState(label, entry.Rule)
 	placement, selection := placementOf(entry.Rule, inference)
 	state := &ServiceState{
@@ -231,7 +231,7 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 		Selection:     selection,
 		Persistence:   entry.Rule.PersistenceName(),
 		Encapsulation: entry.Rule.EncapsulationName(),
-		Buckets:       entry.Rule.Buckets,
+		Buckets:       entry.Rule.Buckets(),
 		Candidates:    uint8(entry.Rule.Candidates()),
 		Generation:    label.Generation,
 		Sets:          uint8(entry.Rule.Generations()),
@@ -244,6 +244,9 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 	}
 	if state.Persistence.Method().HasCookies {
 		state.BucketHash = entry.Rule.BucketHash()
+	}
+	if a := entry.Rule.Affinity(vip); a.IsWanted() {
+		state.Affinity = &a
 	}
 	return state
 }

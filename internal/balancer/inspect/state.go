@@ -71,7 +71,9 @@ type ServiceState struct {
 	Buckets    uint32        `json:"buckets"` // 0: it has no candidate table
 	// BucketHash is the hash that selects the bucket of a flow. Only persistence stateless has one.
 	BucketHash desired.BucketHash `json:"bucket_hash,omitempty"`
-	Candidates uint8              `json:"candidates"`
+	// Affinity is the part of a flow that selects its bucket; nil: the whole flow.
+	Affinity   *desired.ClientAffinity `json:"affinity,omitempty"`
+	Candidates uint8                   `json:"candidates"`
 	// Generation is the number of the present set of servers. Sets is how many sets the candidate
 	// table contains: the present one, and former ones, which may have older flows. Balancers with
 	// the same Digest have the same candidate tables.

@@ -99,6 +99,9 @@ type TracedPlacement struct {
 	Bucket     *uint32  `json:"bucket"`
 	Buckets    uint32   `json:"buckets"`
 	Candidates []string `json:"candidates"` // the first one gets the flow or the first offer
+	// Client is the prefix of clients whose flows to the service have this bucket, under affinity;
+	// nil: the whole flow selects the bucket.
+	Client *netip.Prefix `json:"client,omitempty"`
 	// Random is true for a SYN that is offered to the candidates of a random bucket.
 	Random bool `json:"random,omitempty"`
 	// InTurn is true for a new flow under round-robin. Candidates is then the server whose turn it
@@ -257,7 +260,7 @@ func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	t.Service = &TracedService{Name: labels[d.Service].Name, Exact: d.IsExact != 0}
 	t.Known = v.describeEntry(d)
 	t.Cookie, t.Hint = describeCookie(d, t), v.describeHint(d, t)
-	if t.Placement, err = v.describePlacement(d); err != nil {
+	if t.Placement, err = v.describePlacement(d, t.Flow); err != nil {
 		return err
 	}
 	all, isComplete := segmentsOf(d)
@@ -380,18 +383,18 @@ func describeConditions(conditions []Condition) string {
 
 // describePlacement returns where a packet's flow is placed if no server has it. It returns nil if
 // the data path has not determined that, or if the service has no servers.
-func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error) {
+func (v *View) describePlacement(d *dataplane.Decision, flow dataplane.Flow) (*TracedPlacement, error) {
 	placed := &d.Placement
-	if placed.IsPlaced == 0 || d.Rule.Buckets == 0 {
+	if placed.IsPlaced == 0 || d.Rule.Buckets() == 0 {
 		return nil, nil
 	}
 	if placed.IsRandom != 0 {
-		return &TracedPlacement{Buckets: d.Rule.Buckets, Random: true}, nil
+		return &TracedPlacement{Buckets: d.Rule.Buckets(), Random: true}, nil
 	}
 	if placed.Count == 0 {
 		return nil, nil
 	}
-	p := &TracedPlacement{Buckets: d.Rule.Buckets}
+	p := &TracedPlacement{Buckets: d.Rule.Buckets()}
 	if placed.IsPicked != 0 {
 		placement, _ := d.Rule.PlacementName()
 		p.InTurn = placement.Method().TakesTurns()
@@ -408,6 +411,9 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	}
 	if placed.IsPicked == 0 || (p.Scores != nil && p.Scores.Among == desired.AmongCandidates) {
 		p.Bucket = &placed.Bucket
+		if a := d.Rule.Affinity(flow.Destination.Addr()); a.IsWanted() {
+			p.Client = new(a.ClientOf(flow.Source.Addr()))
+		}
 	}
 	if placed.Ordered == 0 {
 		return p, nil

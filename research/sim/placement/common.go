@@ -187,7 +187,7 @@ func (t *bucketTable) row(f *sim.Flow) []uint16 {
 	if t.table == nil || t.table.Candidates == 0 {
 		return nil
 	}
-	return t.table.Row(bucket(f, t.table.Buckets))
+	return t.table.Row(bucket(t.b.RowKey(f), t.table.Buckets))
 }
 
 // offerRow offers a flow to the candidates of its bucket.

@@ -45,10 +45,10 @@ func (p *hash) Recover(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
 func (p *hash) MembershipChanged() { must(p.build()) }
 
-// bucket returns the bucket of a flow. It scales the lower 32 bits of the flow's hash to the number
-// of buckets.
-func bucket(f *sim.Flow, buckets int) int {
-	lower := f.Key & math.MaxUint32
+// bucket returns the bucket of a flow. It scales the lower 32 bits of the flow's row key to the
+// number of buckets.
+func bucket(key uint64, buckets int) int {
+	lower := key & math.MaxUint32
 	return int(lower * uint64(buckets) >> 32)
 }
 

@@ -71,6 +71,14 @@ type Balancers struct {
 	Count  *int      `yaml:"count"`  // default 1, or the number of shares
 	Shares []float64 `yaml:"shares"` // relative shares of the flows; default: equal
 	Absent []string  `yaml:"absent"` // names of balancers that are absent until an event
+	// Affinity makes the flows of a client have the same row (sim.Affinity). Default: none.
+	Affinity *Affinity `yaml:"affinity"`
+}
+
+// Affinity describes the clients whose flows have the same row.
+type Affinity struct {
+	Clients int     `yaml:"clients"`
+	Zipf    float64 `yaml:"zipf"` // default 0
 }
 
 // FlowTable limits the number of flows that a balancer knows.

@@ -227,6 +227,7 @@ const (
 	mostServers = 65535
 	mostCPUs    = 1 << 22 // maximum number of processors of all servers
 	mostFlood   = 1e9     // SYNs per second
+	mostZipf    = 10
 	// MostRuns is the maximum number of runs of a case, because each run takes memory.
 	MostRuns = 10000
 )
@@ -289,6 +290,12 @@ func (m *merger) balancers(c *sim.Config) {
 			m.mustUse(at, "no event adds this balancer")
 			c.Balancers[b].Absent = true
 		}
+	}
+	if a := section.Affinity; a != nil {
+		at := join(path, "affinity")
+		m.require(a.Clients >= 1 && a.Clients <= sim.MostClients, at+".clients", "must be 1 to %d", sim.MostClients)
+		m.require(a.Zipf >= 0 && a.Zipf <= mostZipf, at+".zipf", "must be 0 to %d", mostZipf)
+		c.Affinity = &sim.Affinity{Clients: a.Clients, Zipf: a.Zipf}
 	}
 }
 

@@ -26,7 +26,7 @@ runs: 2
 servers:
 - {group: old, count: 2, cpus: 4, speed: 0.5, io-speed: 3, backlog: 9}
 - {group: new, count: 1, discipline: processor-sharing, workers: 8, backlog: unlimited, absent: true}
-balancers: {count: 2, shares: [1, 3], absent: [b2]}
+balancers: {count: 2, shares: [1, 3], absent: [b2], affinity: {clients: 9, zipf: 1.5}}
 flow-table: {buckets: 100, ways: 2}
 network: {client-balancer: {constant: 1ms}, server-client: {uniform: {min: 1ms, max: 3ms}}}
 clients: {timeout: 2s, overflow: drop}
@@ -87,6 +87,7 @@ func TestParse(t *testing.T) {
 	want := &sim.Config{
 		Servers:   []sim.Server{old, old, added},
 		Balancers: []sim.Share{{Weight: 1}, {Weight: 3, Absent: true}},
+		Affinity:  &sim.Affinity{Clients: 9, Zipf: 1.5},
 		FlowTable: sim.FlowTable{Buckets: 100, Ways: 2},
 		Network:   sim.Network{ClientBalancer: sim.Constant(0.001), ServerClient: sim.Uniform(0.001, 0.003)},
 		Arrivals:  sim.Poisson{Rate: 0.5 * 4 / (0.75*0.02 + 0.25*lognormalMean)},
@@ -149,6 +150,8 @@ func TestProblems(t *testing.T) {
 		{"absent: [b2]", "absent: [b3]", `line 6: balancers.absent[0] "b3": must be b1 to b2`},
 		{"count: 2, shares: [1, 3]", "count: -1", `line 6: balancers.count "-1": must be 1 to 256`},
 		{"count: 2, cpus: 4", "count: 2, cpus: 4000000", `line 4: servers: at most 4194304 processors of all servers are possible`},
+		{"clients: 9", "clients: 0", `line 6: balancers.affinity.clients "0": must be 1 to 1000000`},
+		{"zipf: 1.5", "zipf: -1", `line 6: balancers.affinity.zipf "-1": must be 0 to 10`},
 		{"shares: [1, 3]", "shares: [1]", `line 6: balancers.shares: must have one share per balancer`},
 		{"{constant: 1ms}", "{constant: 1}", `line 8: network.client-balancer.constant "1": must be a duration with a` +
 			` unit, such as 500ms, 30s or 2h`},
