@@ -182,7 +182,7 @@ func TestMistypedFields(t *testing.T) {
 	}
 	// If the file has the correct field, too, the error does not suggest it.
 	_, _, err := ParseBalancer([]byte(strings.Replace(validBalancer, "port: 80", "port: 80\n    Port: 81", 1)))
-	if got := fmt.Sprint(err); !strings.Contains(got, "Port: unknown field; must be one of: name, vip, port, ") {
+	if got := fmt.Sprint(err); !strings.Contains(got, "Port: unknown field; must be one of: name, vip, vips, port, ports, ") {
 		t.Errorf("both fields: %v", err)
 	}
 }

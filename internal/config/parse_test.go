@@ -257,7 +257,7 @@ line 9: services[0].name: must be a single value, not a list or a mapping
 line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
-line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, port, protocol, placement, persistence, ` +
+line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, vips, port, ports, sources, protocol, placement, persistence, ` +
 			`encapsulation, selection, infer, candidates, generations, history, quic, former-quic, buckets, bucket-hash, affinity, timeouts, health, on-failure, on-drain, all-failed, slow-start, probe, bgp, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
