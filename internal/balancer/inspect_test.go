@@ -160,7 +160,7 @@ func TestBrief(t *testing.T) {
 		testhost.Must(t, err)
 		expected := slices.DeleteFunc(slices.Clone(want), func(s *inspect.ServiceState) bool { return !wanted(s.Name) })
 		if diff := cmp.Diff(expected, s.Services, cmpopts.IgnoreUnexported(inspect.ServiceState{}),
-			cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
 	}

@@ -60,8 +60,8 @@ func standard() *desired.Balancer {
 		serviceOf("one", vip6All, 80, desired.TCP, desired.SRv6Encap, srv6Server("o", 10, 1)),
 		at(serviceOf("several", vip6Both, 80, desired.TCP, desired.SRv6Encap, srv6Server("v", 11, 1)),
 			vip6Both, vip4Both),
-		from(serviceOf("sourced", vip6, 86, desired.TCP, desired.SRv6Encap, srv6Server("w", 12, 1)), "2001:db8:c::/64"),
-		from(serviceOf("sourced4", vip4, 86, desired.TCP, desired.SRv6Encap, srv6Server("x", 13, 1)), "192.0.2.0/30", "10.0.0.0/8"),
+		from(serviceOf("sourced", vip6, 79, desired.TCP, desired.SRv6Encap, srv6Server("w", 12, 1)), "2001:db8:c::/64"),
+		from(serviceOf("sourced4", vip4, 79, desired.TCP, desired.SRv6Encap, srv6Server("x", 13, 1)), "192.0.2.0/30", "10.0.0.0/8"),
 	)
 }
 
@@ -82,8 +82,8 @@ var (
 	toOne    = flowTo(vip6All, 80, desired.TCP)
 	both6    = flowTo(vip6Both, 443, desired.TCP)
 	both4    = flowTo(vip4Both, 80, desired.TCP)
-	sourced  = flowTo(vip6, 86, desired.TCP)
-	sourced4 = flowTo(vip4, 86, desired.TCP)
+	sourced  = flowTo(vip6, 79, desired.TCP)
+	sourced4 = flowTo(vip4, 79, desired.TCP)
 	refused6 = fromAddress(sourced, "2001:db8:c:1::2")
 	refused4 = fromAddress(sourced4, "192.0.2.4")
 	noVIP    = flowTo(otherIP6, 80, desired.TCP)
@@ -479,7 +479,9 @@ func TestEveryReasonHasACase(t *testing.T) {
 func TestMalformedForOthersIsPassed(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	to := map[netip.Addr]netip.Addr{vip6: otherIP6, vip6All: otherIP6, vip4: otherIP4}
+	to := map[netip.Addr]netip.Addr{
+		vip6: otherIP6, vip6All: otherIP6, vip6Both: otherIP6, vip4: otherIP4, vip4Both: otherIP4,
+	}
 	for _, v := range visits {
 		if v.length == 0 && v.service == "" && !strings.HasPrefix(v.reason, "answer_") {
 			continue // no destination was read
