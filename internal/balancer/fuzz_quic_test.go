@@ -119,7 +119,8 @@ func quicCaptures() (frames [][]byte) {
 			longest := append(slices.Clone(id), make([]byte, 255-len(id))...)
 			payloads = append(payloads, longHeader(2, version1, append(id, 1, 2, 3)),
 				longHeader(2, version1, longest), longHeader(2, version1, id[:len(id)-1]),
-				longHeader(2, version1, nil), nil, shortHeader(changed(id, 1, 1)))
+				longHeader(2, version1, nil), nil, shortHeader(changed(id, 1, 1)),
+				longHeader(0, version1, []byte("12345678"))) // the client has chosen the ID
 			if q.rotated != nil {
 				id := q.id(q.rotated, svc.Servers[i].FormerQUICServerID())
 				payloads = append(payloads, shortHeader(id), longHeader(2, version1, id))
@@ -140,11 +141,15 @@ func quicCaptures() (frames [][]byte) {
 	return frames
 }
 
-// id returns a connection ID of a form with this server ID.
+// id returns a connection ID of a form with this server ID. It is always the same one, so that a
+// seed of the fuzzer makes the same frames in each process.
 func (q quicService) id(form *desired.QUIC, serverID []byte) []byte {
 	id, err := form.Config().Encode(serverID, make([]byte, form.NonceLength))
 	if err != nil {
 		panic(err)
+	}
+	if !form.EncodeLength { // then Encode gives the first octet random low bits
+		id[0] = id[0]&^0x1f | serverID[0]&0x1f
 	}
 	return id
 }

@@ -374,6 +374,39 @@ func TestQUICFormerFlows(t *testing.T) {
 	}
 }
 
+// Under hunt, an Initial packet of a former flow whose server fails is offered as if there were no
+// such flow. Only a server that its ID names would be asked first. The flow table forgets the flow.
+func TestQUICHuntsFormerFlows(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	before := quicOf(form, 1, 2, 3)
+	before.Services[0].Persistence, before.Services[0].QUIC = desired.PersistenceTable, nil
+	f := open(t, before)
+	frame := frameOf(h3, packet.Payload(longHeader(0, version1, []byte("12345678"))))
+	f.run(frame)
+	row := f.row(h3, "h3")
+	f.mustApply(huntingQUIC(form, 1, 2, 3))
+	f.check(f.forwarded(frame, h3, "h3", row[0], "forward_known"), f.run(frame))
+
+	f.setHealth("h3", row[0], false)
+	offer := offers(nil, row, row[1:])
+	f.check(f.visited(frame, h3, "h3", "forward_hunt", offer...), f.run(frame))
+	f.setHealth("h3", row[0], true)
+	offer = offers(nil, row, row)
+	f.check(f.visited(frame, h3, "h3", "forward_hunt", offer...), f.run(frame))
+	if total := totalOf(f.plane.Flows); total.New+total.Established != 0 {
+		t.Errorf("the flow table has %+v, want no flow", total)
+	}
+}
+
+// huntingQUIC is as quicOf, with placement hunt.
+func huntingQUIC(form *desired.QUIC, numbers ...uint8) *desired.Balancer {
+	cfg := quicOf(form, numbers...)
+	svc := &cfg.Services[0]
+	svc.Placement, svc.Selection = desired.PlacementHunt, desired.SelectConsistent
+	return cfg
+}
+
 // A trace shows which server a connection ID names.
 func TestTraceQUIC(t *testing.T) {
 	t.Parallel()
@@ -410,9 +443,7 @@ func TestTraceQUIC(t *testing.T) {
 func TestTraceInitial(t *testing.T) {
 	t.Parallel()
 	form := quicForm()
-	cfg := quicOf(form, 1, 2, 3)
-	cfg.Services[0].Placement, cfg.Services[0].Selection = desired.PlacementHunt, desired.SelectConsistent
-	f := open(t, cfg)
+	f := open(t, huntingQUIC(form, 1, 2, 3))
 	f.must(datapath.Pin(f.plane.Objects.XdpLb,
 		filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
 	view, err := inspect.OpenView(f.cfg.Node.Instance)

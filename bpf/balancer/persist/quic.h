@@ -121,7 +121,9 @@ static __always_inline bool lookup_quic_plain(struct xdp_md *ctx, const struct p
 
 /* Finds the server of a packet by its connection ID. A connection stays with its server even if the
  * server fails or is drained. The reason is none if the packet is to be placed. `holder` is as in
- * lookup(). */
+ * lookup(), but only an ID names it. If the flow has an entry from before a change of persistence,
+ * the packet has left the entry's server, mostly because that server fails. An offer to it first
+ * could be lost there, and forget_former() would keep the entry. */
 static __always_inline enum lb_reason lookup_quic(struct xdp_md *ctx, struct packet *pkt,
 						  const struct service *service, int *holder,
 						  struct segments *segments)
@@ -129,6 +131,7 @@ static __always_inline enum lb_reason lookup_quic(struct xdp_md *ctx, struct pac
 	int number = server_of_id(ctx, pkt, service);
 
 	pkt->opens_quic = number == ID_OF_CLIENT || (number >= 0 && number & ID_OF_BOTH);
+	*holder = -1;
 	if (number >= 0 && pkt->opens_quic)
 		*holder = number & (ID_OF_BOTH - 1);
 	if (number < 0 || pkt->opens_quic)
