@@ -150,14 +150,15 @@ func TestServerComesBack(t *testing.T) {
 func TestServiceGoes(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	cfg := standard()
-	cfg.Services = cfg.Services[:len(cfg.Services)-1] // removes "one"
-	f.mustApply(cfg)
+	without := func(names ...string) *desired.Balancer {
+		cfg := standard()
+		cfg.Services = slices.DeleteFunc(cfg.Services, func(s desired.Service) bool { return slices.Contains(names, s.Name) })
+		return cfg
+	}
+	f.mustApply(without("one"))
 	f.check(f.forwarded(frameOf(toOne), toOne, "all", "a", "forward_new"), f.run(frameOf(toOne)))
 
-	cfg = standard()
-	cfg.Services = cfg.Services[:len(cfg.Services)-2] // removes "all", and so the VIP
-	f.mustApply(cfg)
+	f.mustApply(without("all", "one")) // removes the VIP
 	f.check(refused(frameOf(toOne), "drop_removed_vip", 60), f.run(frameOf(toOne)))
 	f.check(refused(frameOf(toAll), "drop_removed_vip", 60), f.run(frameOf(toAll)))
 
