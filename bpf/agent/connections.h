@@ -84,10 +84,11 @@ static __always_inline struct connection_count *find_count(const struct bpf_sock
 
 	key->protocol = IPPROTO_TCP;
 	local_end(ops, &key->vip, &key->port);
-	count = bpf_map_lookup_elem(&connections, key);
-	if (count)
-		return count;
 	if (!to_first_key(key)) {
+		/* Other VIPs and ports come first, because services that were removed keep counts. */
+		count = bpf_map_lookup_elem(&connections, key);
+		if (count)
+			return count;
 		key->port = 0;
 		to_first_key(key);
 	}

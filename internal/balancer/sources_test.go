@@ -61,3 +61,19 @@ func changeSources(t *testing.T, change func(*fixture, *desired.Balancer)) {
 		}
 	}
 }
+
+// Prefixes of IPv6 admit no IPv4 clients, although IPv4 addresses are IPv4-mapped ones in the tables.
+// Prefixes of IPv4 admit no IPv6 packet with an IPv4-mapped source.
+func TestSourcesKeepFamiliesApart(t *testing.T) {
+	t.Parallel()
+	server := srv6Server("s1", 1, 1)
+	f := open(t, balancerOf(
+		from(serviceOf("web4", vip4, 80, desired.TCP, desired.SRv6Encap, server), "::/0"),
+		from(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, server), "0.0.0.0/0"),
+	))
+	mapped := frameOf(web)
+	copy(mapped[ethernetLength+8:], netip.MustParseAddr("::ffff:10.1.2.3").AsSlice())
+	for length, frame := range map[int][]byte{40: frameOf(web4), 60: mapped} {
+		f.check(refused(frame, "drop_source", uint64(length)), f.run(frame))
+	}
+}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // responder answers questions for some VIPs on a link. A goroutine reads the frames.
@@ -94,5 +96,8 @@ func (r *responder) handle(frame []byte) error {
 		return nil
 	}
 	r.answers.Add(1)
-	return r.sendAll(m.answer(r.mac))
+	if err := r.sendAll(m.answer(r.mac)); !errors.Is(err, unix.ENOBUFS) {
+		return err
+	}
+	return nil // the link's queue is full, and the host asks again
 }

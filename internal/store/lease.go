@@ -45,10 +45,15 @@ func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 	return l, nil
 }
 
-// close ends the lease at once, so that others need not wait until its time is over.
-func (l *lease) close() {
+// leave stops to prolong the lease. It ends when its time is over.
+func (l *lease) leave() {
 	l.end()
 	<-l.ended
+}
+
+// close ends the lease at once, so that others need not wait until its time is over.
+func (l *lease) close() {
+	l.leave()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_, _ = l.store.client.Revoke(ctx, l.id) // after an error, the lease ends when its time is over

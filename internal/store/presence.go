@@ -64,7 +64,13 @@ func (p *presence) attend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer life.close()
+	defer func() {
+		if ctx.Err() != nil {
+			life.close()
+		} else {
+			life.leave() // after an error, the next attempt gives the key another lease
+		}
+	}()
 	if err := p.write(ctx, life); err != nil {
 		return err
 	}

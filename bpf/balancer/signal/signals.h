@@ -146,7 +146,9 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 
 	if (!read_signal(ctx, pkt, &signal))
 		return leave(ctx, pkt, LB_DROP_SIGNAL);
-	if (classify(pkt, &service))
+	why = classify(pkt, &service);
+	/* Source prefixes are about clients. The flow may be the balancer's own, of a call. */
+	if (why && why != LB_DROP_SOURCE)
 		return leave(ctx, pkt, LB_DROP_SENDER);
 	if (!find_sender(&signal, &service, &sender))
 		return leave(ctx, pkt, LB_DROP_SENDER);

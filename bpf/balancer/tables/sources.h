@@ -13,9 +13,13 @@
 /* Prefixes of all services, old and new ones, while they are replaced. */
 #define MAX_SOURCE_PREFIXES 65536
 
+/* Keeps the families apart: a prefix of IPv6 such as ::/0 contains the IPv4-mapped addresses by which
+ * IPv4 clients are looked up. */
+#define SOURCE_IPV4 (1U << 31)
+
 struct source_prefix {
 	__u32 length;  /* bits of `service` and of the prefix */
-	__u32 service; /* its id */
+	__u32 service; /* its id, and SOURCE_IPV4 for IPv4 VIPs */
 	struct in6_addr address;
 };
 
@@ -38,6 +42,8 @@ __noinline int may_reach(const struct flow_key *flow, __u32 service)
 
 	if (!flow)
 		return false;
+	if (is_ipv4(&flow->destination))
+		key.service |= SOURCE_IPV4;
 	copy_address(&key.address, &flow->source);
 	return bpf_map_lookup_elem(&source_prefixes, &key) != NULL;
 }

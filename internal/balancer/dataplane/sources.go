@@ -16,18 +16,24 @@ import (
 // bpf/balancer/tables/sources.h.
 type SourcePrefixes map[balancerSourcePrefix]uint32
 
-// serviceBitsOfSource is the length of the service's number in a key.
-const serviceBitsOfSource = 32
+const (
+	// serviceBitsOfSource is the length of the service's number in a key.
+	serviceBitsOfSource = 32
+	// sourceIPv4 is added to the number for prefixes of IPv4: SOURCE_IPV4 in
+	// bpf/balancer/tables/sources.h.
+	sourceIPv4 = 1 << 31
+)
 
 // Add adds the prefixes of a service.
 func (s SourcePrefixes) Add(service uint32, prefixes []netip.Prefix) {
 	for _, prefix := range prefixes {
-		bits := prefix.Bits()
+		bits, number := prefix.Bits(), service
 		if prefix.Addr().Is4() {
 			bits += 96 // as IPv4-mapped addresses
+			number |= sourceIPv4
 		}
 		key := balancerSourcePrefix{
-			Length: serviceBitsOfSource + uint32(bits), Service: service, Address: in6(prefix.Addr()),
+			Length: serviceBitsOfSource + uint32(bits), Service: number, Address: in6(prefix.Addr()),
 		}
 		s[key] = 1
 	}
@@ -80,10 +86,11 @@ func (r *Reader) Sources() (map[uint32][]netip.Prefix, error) {
 	all := map[uint32][]netip.Prefix{}
 	for key := range keys {
 		address, bits := addrOf(key.Address), int(key.Length)-serviceBitsOfSource
-		if address.Is4() {
+		if key.Service&sourceIPv4 != 0 {
 			bits -= 96
 		}
-		all[key.Service] = append(all[key.Service], netip.PrefixFrom(address, bits))
+		number := key.Service &^ sourceIPv4
+		all[number] = append(all[number], netip.PrefixFrom(address, bits))
 	}
 	for _, prefixes := range all {
 		slices.SortFunc(prefixes, netip.Prefix.Compare)
