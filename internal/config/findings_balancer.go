@@ -366,15 +366,19 @@ func (i *inspection) unequalSharers(b *desired.Balancer) {
 		if !s.ClientAffinity().IsWanted() || s.Affinity.Scope != desired.ScopeVIP {
 			continue
 		}
-		other, ok := first[s.VIP]
-		if !ok {
-			first[s.VIP] = n
-			continue
-		}
-		if !serversets.SetOf(s).GivesSameServers(serversets.SetOf(&b.Services[other])) {
-			i.findf(fieldpath.Child(fieldpath.Item("services", n), "affinity.scope"), "%s: the names or weights of "+
-				"servers, the placement, the buckets, the bucket hash or the prefix differ from those of %s, so a client "+
-				"can get different servers; make them equal", s.Affinity.Scope, fieldpath.Item("services", other))
+		for _, vip := range s.AllVIPs() {
+			other, ok := first[vip]
+			if !ok {
+				first[vip] = n
+				continue
+			}
+			if !serversets.SetOf(s).GivesSameServers(serversets.SetOf(&b.Services[other])) {
+				i.findf(fieldpath.Child(fieldpath.Item("services", n), "affinity.scope"), "%s: the names or weights "+
+					"of servers, the placement, the buckets, the bucket hash or the prefix differ from those of %s, so "+
+					"a client can get different servers; make them equal",
+					s.Affinity.Scope, fieldpath.Item("services", other))
+				break
+			}
 		}
 	}
 }

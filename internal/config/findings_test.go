@@ -220,6 +220,9 @@ func TestFindings(t *testing.T) {
 	rules = append(rules, checkFindings(t, sharing, []findingCase{
 		{name: "one shares"},
 		{"other servers", "scope: service", "scope: vip", "affinity", two + ".affinity.scope", "differ from those of services[0]"},
+		{"other servers at another VIP", "vip: 192.0.2.80, port: 81, affinity: {scope: service}",
+			"vips: [192.0.2.81, 192.0.2.80], port: 81, affinity: {scope: vip}",
+			"affinity", two + ".affinity.scope", "differ from those of services[0]"},
 	}, InspectBalancer)...)
 	speaking := strings.Replace(strictBalancer, "services:", `bgp:
   asn: 64600

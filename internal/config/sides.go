@@ -231,20 +231,34 @@ func (c *comparison) keysOf(s *Side, file string) desired.SignalKeys {
 	return keys
 }
 
-// service compares a service of a balancer with the service of the agent on one of its servers.
-// serviceAt and at are the paths of the service and the server in the balancer's file.
+// service compares a service of a balancer with those of the agent on one of its servers: the agent
+// may have a service for each VIP and port. serviceAt and at are the paths of the service and the
+// server in the balancer's file.
 func (c *comparison) service(
 	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
 ) {
-	i := -1
+	var own []int
 	for _, vip := range service.AllVIPs() {
 		for _, port := range service.AllPorts() {
-			if i = agentService(a.Agent, vip, port, service.Protocol); i < 0 {
+			i := agentService(a.Agent, vip, port, service.Protocol)
+			if i < 0 {
 				c.missing(b, a, service, netip.AddrPortFrom(vip, port.Number()), server, serviceAt, at)
 				return
 			}
+			if !slices.Contains(own, i) {
+				own = append(own, i)
+			}
 		}
 	}
+	for _, i := range own {
+		c.serviceFields(b, a, service, server, serviceAt, at, i)
+	}
+}
+
+// serviceFields compares a service of a balancer with service i of the agent.
+func (c *comparison) serviceFields(
+	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string, i int,
+) {
 	own, ownAt := &a.Agent.Services[i], fieldpath.Item("services", i)
 	mustBeSame := func(name string, value, other fmt.Stringer) {
 		if value.String() != other.String() {

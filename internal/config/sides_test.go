@@ -116,6 +116,9 @@ func TestCompareSides(t *testing.T) {
 			want: "lb.yaml:19: services[1].encapsulation \"gre\": is gre, but ipip on the server s1: s1.yaml:10 (services[1].encapsulation)\n"},
 		{name: "default encapsulation", agent: []string{"{name: web,", "{name: web, encapsulation: srv6-insert,"},
 			want: "lb.yaml:7: services[0].encapsulation: is srv6-encap, but srv6-insert on the server s1: s1.yaml:9 (services[0].encapsulation)\n"},
+		{name: "encapsulation at one of two ports", lb: []string{"  port: 80\n", "  ports: [80, 82]\n"},
+			agent: []string{"{name: web,", "{name: web, encapsulation: srv6-insert,"},
+			want:  "lb.yaml:7: services[0].encapsulation: is srv6-encap, but srv6-insert on the server s1: s1.yaml:9 (services[0].encapsulation)\n"},
 		{name: "quic form", agent: []string{"server-id-length: 4}", "server-id-length: 4, rotation: 1}"},
 			want: "lb.yaml:26: services[2].quic: is quic-lb-21, rotation 0, server-id-length 4, nonce-length 8, but quic-lb-21, rotation 1, " +
 				"server-id-length 4, nonce-length 8 on the server s1: s1.yaml:11 (services[2].quic)\n"},

@@ -205,8 +205,8 @@ static __always_inline void note_service(const struct service *service, bool is_
 
 /*
  * Finds the packet's service by its port, or else the VIP's service for all ports. The reason is
- * none if there is a service, and if the client may reach it. A packet to no VIP takes at most two searches, and a packet of a
- * service for all ports takes three.
+ * none if there is a service, and if the client may reach it. A packet to no VIP takes at most two
+ * searches, and a packet of a service for all ports takes three.
  */
 static __always_inline enum lb_reason classify(const struct packet *pkt, struct service *service)
 {
