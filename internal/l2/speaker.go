@@ -202,7 +202,11 @@ func (s *Speaker) takeBalancers(h balancers) {
 		s.state.Problem = h.err.Error()
 		return
 	}
+	before := s.others
 	s.state.Problem, s.alone, s.others = "", false, readPresent(h.values)
+	if s.hasNewcomer(before) {
+		s.announceAgain()
+	}
 	me, isHere := s.others[s.name]
 	isTwin := isHere && me.ID != s.own.ID
 	if isTwin && !s.twin {
@@ -210,6 +214,24 @@ func (s *Speaker) takeBalancers(h balancers) {
 			"node.name must be unique", "mac", me.MAC)
 	}
 	s.twin = isTwin
+}
+
+// hasNewcomer tells whether another balancer is present that was not there before. It may have
+// answered for VIPs of this one, because a balancer that cannot reach the store goes on.
+func (s *Speaker) hasNewcomer(before map[string]present) bool {
+	for name, other := range s.others {
+		if name != s.name && before[name].ID != other.ID {
+			return true
+		}
+	}
+	return false
+}
+
+// announceAgain makes the next update announce all VIPs for which the balancer answers.
+func (s *Speaker) announceAgain() {
+	for _, v := range s.vips {
+		v.left, v.next = announceTimes, time.Time{}
+	}
 }
 
 // takeLink notes that the link has changed.
@@ -231,9 +253,7 @@ func (s *Speaker) closeResponder() {
 	}
 	s.mu.Lock()
 	s.state.Answers += s.responder.answers.Load()
-	for _, v := range s.vips {
-		v.left = announceTimes
-	}
+	s.announceAgain()
 	responder := s.responder
 	s.responder = nil
 	s.mu.Unlock()

@@ -306,3 +306,31 @@ func findsAt(vip netip.Addr, mac string) error {
 	}
 	return fmt.Errorf("the kernel has not found %s at %s: %v", vip, mac, all)
 }
+
+// TestAnnouncesToHostsOfNewcomers: when another balancer appears, VIPs are announced again, because
+// hosts may have learned of it while it had no store. It does not matter that its VIPs change.
+func TestAnnouncesToHostsOfNewcomers(t *testing.T) {
+	t.Parallel()
+	s, err := New(&desired.Balancer{Node: desired.BalancerNode{Name: "one"}, L2: &desired.L2{}}, nil, slog.Default())
+	testhost.Must(t, err)
+	vip := &vipState{}
+	s.vips[vip6] = vip
+	one, two := present{ID: "1"}.text(), present{ID: "2"}.text()
+	for i, c := range []struct {
+		values map[string]string
+		want   int
+	}{
+		{map[string]string{"one": one}, 0},
+		{map[string]string{"one": one, "two": two}, announceTimes},
+		{map[string]string{"one": one, "two": present{ID: "2", VIPs: []netip.Addr{vip6}}.text()}, 0},
+		{map[string]string{"one": one}, 0},
+		{map[string]string{"one": one, "two": two}, announceTimes},
+		{map[string]string{"one": one, "two": present{ID: "3"}.text()}, announceTimes},
+	} {
+		vip.left = 0
+		s.takeBalancers(balancers{values: c.values})
+		if vip.left != c.want {
+			t.Errorf("step %d: %d announcements, want %d", i, vip.left, c.want)
+		}
+	}
+}
