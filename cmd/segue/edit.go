@@ -372,7 +372,7 @@ func describeLoss(l *api.Loss) string {
 	case string(desired.LossMoved):
 		return fmt.Sprintf("%s/%s gets another address or VIP, and loses %s", l.Service, l.Server, flows)
 	case string(desired.LossNarrowed):
-		return fmt.Sprintf("%s gets fewer ports: of %s, %s/%s loses those of the other ports",
+		return fmt.Sprintf("%s gets fewer VIPs or ports: of %s, %s/%s loses those of the others",
 			l.Service, flows, l.Service, l.Server)
 	}
 	return fmt.Sprintf("%s/%s is removed with %s", l.Service, l.Server, flows)

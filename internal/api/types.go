@@ -114,7 +114,7 @@ type Difference struct {
 type Loss struct {
 	Service string  `json:"service"`
 	Server  string  `json:"server,omitempty" doc:"missing: a service of an agent"`
-	Cause   string  `json:"cause" enum:"removed,moved,narrowed,forgotten" doc:"removed: the flows lose their server. moved: likewise, because the server gets another address, or its service another VIP, port or protocol. narrowed: the service gets the packets of fewer ports, and only flows of the others lose their server. forgotten: the server is in none of the kept generations any more, and only the flows in the flow table of this balancer find it"`
+	Cause   string  `json:"cause" enum:"removed,moved,narrowed,forgotten" doc:"removed: the flows lose their server. moved: likewise, because the server gets another address, or its service another VIP, port or protocol. narrowed: the service gets the packets of fewer VIPs or ports, and only flows of the others lose their server. forgotten: the server is in none of the kept generations any more, and only the flows in the flow table of this balancer find it"`
 	Flows   *uint64 `json:"flows,omitempty" doc:"live flows of the server when the change was asked for; missing: not known"`
 }
 

@@ -39,8 +39,8 @@ func (b *Balancer) losses(diff *serviceDiff) []desired.Loss {
 // lossesOf returns what services lose by a change. A flow loses its server if packets no longer get
 // from the VIP to that server: the server or the service is removed, or gets another address. If no
 // set of the service's generations has the server any more, a balancer that does not know the flow
-// does not find it (LossForgotten). If the service gets fewer ports, only the flows of the lost
-// ports lose their server (LossNarrowed).
+// does not find it (LossForgotten). If the service gets fewer VIPs or ports, only the flows of the
+// others lose their server (LossNarrowed).
 func lossesOf(
 	before []desired.Service, diff *serviceDiff, g serversets.Generations,
 ) (losses []desired.Loss) {

@@ -143,7 +143,7 @@ func (b *Balancer) publishReload(
 		case desired.LossMoved:
 			reason = "the server got another address, or its service another VIP, port or protocol"
 		case desired.LossNarrowed:
-			reason = "the service gets fewer ports: at most the flows of the other ports are lost"
+			reason = "the service gets fewer VIPs or ports: at most the flows of the others are lost"
 		}
 		if reason != "" && loss.Flows != nil && *loss.Flows > 0 {
 			b.events.Publish(events.Event{

@@ -93,7 +93,7 @@ func TestEvents(t *testing.T) {
 	}, after.ChangesFrom(config()), "root (uid 0)")
 	require("losses", "changed / by root (uid 0)", "flows_lost web/s9: the server was removed",
 		"flows_lost web/s6: the server got another address, or its service another VIP, port or protocol",
-		"flows_lost web/s5: the service gets fewer ports: at most the flows of the other ports are lost")
+		"flows_lost web/s5: the service gets fewer VIPs or ports: at most the flows of the others are lost")
 }
 
 // The balancer tells the reasons of present conditions, when they change.

@@ -291,8 +291,8 @@ const (
 	// LossMoved: the server gets another address, or its service another VIP, port or protocol. Its
 	// flows do not find the server any more.
 	LossMoved LossCause = "moved"
-	// LossNarrowed: the service gets the packets of fewer ports. The flows of the other ports do not
-	// find the server any more. The balancer does not know how many they are.
+	// LossNarrowed: the service gets the packets of fewer VIPs or ports. The flows of the others do
+	// not find the server any more. The balancer does not know how many they are.
 	LossNarrowed LossCause = "narrowed"
 	// LossForgotten: the server is in none of the kept generations any more. The balancer still
 	// knows the flows in its flow table. Packets of other flows do not find the server.
